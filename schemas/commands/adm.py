@@ -1,0 +1,305 @@
+"""Bodies of the admission verbs (spec/admission.md, States).
+
+The subject's key is the request id, but for admit (none or a request id) and for cooldown, policy
+and drain (none).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from schemas.commands.sys import ProcessIdentity
+from schemas.model import Body, Closed
+from schemas.tokens import Count, Generation, HexDigest, Instant, Label, Name
+
+MAX_QUEUE_TIMEOUT_MS = 1_800_000
+Limit = Annotated[int, Field(ge=1, le=1_000_000)]
+Duration = Annotated[int, Field(ge=0, le=31_536_000_000)]
+
+
+class Payload(Closed):
+    """Where a sealed prompt lies; the prompt itself never enters a command.
+
+    Attributes:
+        key_version: Version of the key file that sealed it.
+        content_fingerprint: Keyed digest of the prompt.
+        expires_at_ms: When the sealed copy goes; at or after the queue deadline.
+        revision: Its revision in the payload bucket.
+    """
+
+    key_version: Generation
+    content_fingerprint: HexDigest
+    expires_at_ms: Instant
+    revision: Generation
+
+
+class Enqueue(Body):
+    """Ask for a seat for one turn.
+
+    Attributes:
+        session_id: The conversation the turn belongs to.
+        agent_id: Who it is for; fairness is between agents.
+        fingerprint: What the turn is, for idempotency.
+        provider: Whose seat.
+        model: Which model; cooldowns are per provider and model.
+        grant: ``push``: the fold admits by itself; ``pull``: the connector asks with ``admit``.
+        priority: -100..100, higher first.
+        payload: Where the sealed prompt lies.
+        timeout_ms: Shorter than the policy's queue timeout.
+        identity: The connector process, so that its end can be proven while queued.
+    """
+
+    PLANE = "adm"
+    VERB = "enqueue"
+
+    session_id: Label
+    agent_id: Label
+    fingerprint: Label
+    provider: Label
+    model: Label
+    grant: Literal["push", "pull"] = "push"
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    payload: Payload | None = None
+    timeout_ms: Annotated[int, Field(ge=1, le=MAX_QUEUE_TIMEOUT_MS)] | None = None
+    identity: ProcessIdentity | None = None
+
+
+class Cancel(Body):
+    """Take a queued turn back."""
+
+    PLANE = "adm"
+    VERB = "cancel"
+
+
+class Admit(Body):
+    """Take a seat for a pull request of the caller's principal."""
+
+    PLANE = "adm"
+    VERB = "admit"
+
+
+class Fenced(Body):
+    """A body that carries the lease's fence.
+
+    Attributes:
+        lease_id: The lease.
+        generation: Its generation.
+    """
+
+    lease_id: Name
+    generation: Generation
+
+
+class Start(Fenced):
+    """The turn is being prepared."""
+
+    PLANE = "adm"
+    VERB = "start"
+
+
+class IntentIdentity(Closed):
+    """The processes that will run the turn.
+
+    Attributes:
+        connector: The connector itself.
+        child: The process that talks to the provider; absent for channel http.
+    """
+
+    connector: ProcessIdentity
+    child: ProcessIdentity | None = None
+
+
+class Intent(Fenced):
+    """About to write to the provider; nothing is written before the result says ok.
+
+    Attributes:
+        identity: Whose end would prove that the turn is over.
+        channel: How the provider is reached.
+    """
+
+    PLANE = "adm"
+    VERB = "intent"
+
+    identity: IntentIdentity
+    channel: Literal["stdin", "pty", "http", "other"]
+
+
+class Active(Fenced):
+    """The provider has the turn; the payload is destroyed."""
+
+    PLANE = "adm"
+    VERB = "active"
+
+
+class Ambiguous(Fenced):
+    """It is not known whether the provider has the turn; the payload is destroyed."""
+
+    PLANE = "adm"
+    VERB = "ambiguous"
+
+
+class Failure(Closed):
+    """Why a turn failed.
+
+    Attributes:
+        category: Closed set; ``provider_capacity`` sets a cooldown.
+        http_status: 100..599.
+        code: The provider's own code.
+        reason: For people.
+    """
+
+    category: Literal[
+        "provider_capacity", "quota", "auth", "permission", "timeout", "transport", "unknown"
+    ]
+    http_status: Annotated[int, Field(ge=100, le=599)] | None = None
+    code: Label | None = None
+    reason: Label | None = None
+
+
+class Complete(Fenced):
+    """The turn is over.
+
+    Attributes:
+        outcome: How.
+        failure: Only with ``failed``.
+        retry_after_ms: The provider's wish; it may lengthen a cooldown.
+    """
+
+    PLANE = "adm"
+    VERB = "complete"
+
+    outcome: Literal["completed", "failed", "cancelled"]
+    failure: Failure | None = None
+    retry_after_ms: Duration | None = None
+
+    @model_validator(mode="after")
+    def _failure_goes_with_failed(self) -> "Complete":
+        if self.failure is not None and self.outcome != "failed":
+            raise PydanticCustomError("needs-failure", "failure goes with failed")
+        return self
+
+
+class Abandon(Fenced):
+    """The owner's word that nothing was written.
+
+    Attributes:
+        outcome: ``failed`` or ``cancelled``.
+    """
+
+    PLANE = "adm"
+    VERB = "abandon"
+
+    outcome: Literal["failed", "cancelled"]
+
+
+class Recover(Fenced):
+    """The owner cannot say how the turn ended: it becomes a debt that keeps its seat."""
+
+    PLANE = "adm"
+    VERB = "recover"
+
+
+class Resolve(Body):
+    """An operator's decision about a debt.
+
+    Attributes:
+        resolution: ``confirmed_not_dispatched`` requeues, ``confirmed_completed`` completes,
+            ``acknowledged_unknown`` frees the seat and leaves the turn as it is.
+        evidence: Why, for the journal's reader.
+    """
+
+    PLANE = "adm"
+    VERB = "resolve"
+
+    resolution: Literal["confirmed_not_dispatched", "confirmed_completed", "acknowledged_unknown"]
+    evidence: Label
+
+
+class Cooldown(Body):
+    """Let a provider's model rest; never shortens.
+
+    Attributes:
+        provider: Whose.
+        model: Which.
+        not_before_ms: Until when.
+    """
+
+    PLANE = "adm"
+    VERB = "cooldown"
+
+    provider: Label
+    model: Label
+    not_before_ms: Instant
+
+
+class PolicyValues(Closed):
+    """The numbers every rule reads.
+
+    Attributes:
+        max_active_turns: Seats.
+        max_concurrent_starts: Leases between admission and active.
+        min_start_interval_ms: Pacing between admissions.
+        queue_timeout_ms: Longest wait in the queue.
+        capacity_cooldown_ms: Cooldown after a capacity failure.
+        start_timeout_ms: Longest time between admission and intent.
+        adoption_timeout_ms: How long a dead owner's queued turn waits for a new life.
+        silence_ms: Silence after which an owner is suspect.
+    """
+
+    max_active_turns: Limit = 8
+    max_concurrent_starts: Limit = 8
+    min_start_interval_ms: Duration = 0
+    queue_timeout_ms: Annotated[int, Field(ge=1, le=MAX_QUEUE_TIMEOUT_MS)] = MAX_QUEUE_TIMEOUT_MS
+    capacity_cooldown_ms: Duration = 30_000
+    start_timeout_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] = 60_000
+    adoption_timeout_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] = 60_000
+    silence_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] = 4_000
+
+
+class Policy(Body):
+    """Claim or assert the durable policy.
+
+    Attributes:
+        epoch: The next epoch to claim; with ``assert`` the one believed to be in force.
+        policy: The whole policy to claim.
+        assert_: The whole policy to compare with; spelled ``assert`` on the wire.
+    """
+
+    PLANE = "adm"
+    VERB = "policy"
+
+    epoch: Count
+    policy: PolicyValues | None = None
+    assert_: Annotated[PolicyValues | None, Field(alias="assert")] = None
+
+
+class Drain(Body):
+    """Bring the number of seats to a limit; 0 pauses all admission.
+
+    Attributes:
+        to: The limit to reach.
+    """
+
+    PLANE = "adm"
+    VERB = "drain"
+
+    to: Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+BODIES: tuple[type[Body], ...] = (
+    Enqueue,
+    Cancel,
+    Admit,
+    Start,
+    Intent,
+    Active,
+    Ambiguous,
+    Complete,
+    Abandon,
+    Recover,
+    Resolve,
+    Cooldown,
+    Policy,
+    Drain,
+)

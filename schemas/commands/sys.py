@@ -1,0 +1,155 @@
+"""Bodies of the system verbs: what workers and witnesses put into the log (DESIGN sections 1, 5).
+
+Accepted only from principals ``_worker…`` and, for evidence, ``_witness…``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.model import Body, Closed
+from schemas.tokens import Count, Generation, HexDigest, Instant, Label, Name, Principal, Uid
+
+
+class Tick(Body):
+    """Time has passed; it carries no instant, the broker's timestamp is the clock."""
+
+    PLANE = "sys"
+    VERB = "tick"
+
+
+class Ruleset(Body):
+    """Activate a ruleset; a worker that does not know it stops folding.
+
+    Attributes:
+        version: The ruleset's number.
+    """
+
+    PLANE = "sys"
+    VERB = "ruleset"
+
+    version: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Prune(Body):
+    """Remove terminal rows and remembered command ids older than an instant.
+
+    Attributes:
+        before_at_ms: Rows settled before this instant go; seconds and ids that must never be
+            reused stay.
+    """
+
+    PLANE = "sys"
+    VERB = "prune"
+
+    before_at_ms: Instant
+
+
+class Rebase(Body):
+    """After a log regression: continue in a new epoch from a stored snapshot.
+
+    Attributes:
+        epoch: The new epoch, the old one plus one.
+        digest: Digest of the snapshot's logical state.
+        base: Watermark of the snapshot in the old epoch.
+        common: Highest sequence that old and new log have in common.
+        snapshot: Its name in the object store.
+    """
+
+    PLANE = "sys"
+    VERB = "rebase"
+
+    epoch: Generation
+    digest: HexDigest
+    base: Count
+    common: Count
+    snapshot: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Owner(Closed):
+    """One life of one principal."""
+
+    principal: Principal
+    uid: Uid
+
+
+class Liveness(Body):
+    """An owner fell silent, or was heard again.
+
+    Attributes:
+        owner: Who.
+        state: ``silent`` or ``alive``.
+        seen_at_ms: When it was last heard, by the broker's clock.
+    """
+
+    PLANE = "sys"
+    VERB = "liveness"
+
+    owner: Owner
+    state: Literal["silent", "alive"]
+    seen_at_ms: Instant
+
+
+class ProcessIdentity(Closed):
+    """What makes a Linux process the same (spec/admission.md, Recovery).
+
+    Attributes:
+        host: Host id, by default the machine id.
+        boot_id: The kernel's boot id.
+        pid: Process id in its own pid namespace.
+        start_ticks: Field 22 of ``/proc/<pid>/stat``.
+        pid_ns: Inode of the pid namespace.
+        ppid: Hint.
+        pgrp: Hint; 0 means no group evidence.
+        session: Hint.
+    """
+
+    host: Label
+    boot_id: Label
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    start_ticks: Count
+    pid_ns: Count
+    ppid: Count = 0
+    pgrp: Count = 0
+    session: Count = 0
+
+
+class Fence(Closed):
+    """The full fence of a lease."""
+
+    lease_id: Name
+    request_id: Name
+    generation: Generation
+    owner: Owner
+
+
+class Evidence(Body):
+    """What an observer on a host saw of one lease's processes.
+
+    Attributes:
+        request_id: The turn.
+        fence: The lease's full fence; absent for a queued request's owner.
+        host: The observer's host.
+        connector: Identity looked at.
+        child: Identity looked at, if the intent named one.
+        connector_state: What was seen of the connector.
+        child_state: What was seen of the child.
+        group_state: Whether the child's process group still holds a process.
+        observed_at_ms: Observer's instant, for people only.
+    """
+
+    PLANE = "sys"
+    VERB = "evidence"
+
+    request_id: Name
+    fence: Fence | None = None
+    host: Label
+    connector: ProcessIdentity
+    child: ProcessIdentity | None = None
+    connector_state: Literal["alive", "gone", "unverifiable"]
+    child_state: Literal["alive", "gone", "unverifiable", "none"] = "none"
+    group_state: Literal["empty", "alive", "unverifiable", "none"] = "none"
+    observed_at_ms: Instant
+
+
+BODIES: tuple[type[Body], ...] = (Tick, Ruleset, Prune, Rebase, Liveness, Evidence)

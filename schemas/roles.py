@@ -1,0 +1,92 @@
+"""Who may send which verb: the one table behind ``nats.conf`` and the fold's own check.
+
+A role is granted subjects, never bodies (DESIGN section 2). ``sys.*`` comes only from principals
+``_worker…`` and, for evidence, ``_witness…``; an operator's verbs only from ``_op…``.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from schemas.commands import BODIES
+
+
+class Role(StrEnum):
+    """What a credential is for."""
+
+    MINTER = "minter"
+    HOLDER = "holder"
+    CONNECTOR = "connector"
+    DELEGATE = "delegate"
+    OPERATOR = "operator"
+    WORKER = "worker"
+    WITNESS = "witness"
+    OBSERVER = "observer"
+
+
+VERB_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
+    {
+        ("cp", "mint"): frozenset({Role.MINTER}),
+        ("cp", "heartbeat"): frozenset({Role.MINTER}),
+        ("cp", "expire"): frozenset({Role.MINTER, Role.OPERATOR}),
+        ("cp", "repair"): frozenset({Role.MINTER, Role.OPERATOR}),
+        ("cp", "resume"): frozenset({Role.HOLDER}),
+        ("adm", "enqueue"): frozenset({Role.CONNECTOR}),
+        ("adm", "cancel"): frozenset({Role.CONNECTOR, Role.OPERATOR}),
+        ("adm", "admit"): frozenset({Role.CONNECTOR}),
+        ("adm", "start"): frozenset({Role.CONNECTOR}),
+        ("adm", "intent"): frozenset({Role.CONNECTOR}),
+        ("adm", "active"): frozenset({Role.CONNECTOR}),
+        ("adm", "ambiguous"): frozenset({Role.CONNECTOR}),
+        ("adm", "complete"): frozenset({Role.CONNECTOR}),
+        ("adm", "abandon"): frozenset({Role.CONNECTOR}),
+        ("adm", "recover"): frozenset({Role.CONNECTOR}),
+        ("adm", "resolve"): frozenset({Role.OPERATOR}),
+        ("adm", "cooldown"): frozenset({Role.OPERATOR}),
+        ("adm", "policy"): frozenset({Role.OPERATOR}),
+        ("adm", "drain"): frozenset({Role.OPERATOR}),
+        ("cap", "reserve"): frozenset({Role.DELEGATE}),
+        ("cap", "confirm"): frozenset({Role.DELEGATE}),
+        ("cap", "authorize"): frozenset({Role.DELEGATE}),
+        ("cap", "revoke"): frozenset({Role.DELEGATE, Role.OPERATOR}),
+        ("cap", "stop"): frozenset({Role.DELEGATE, Role.OPERATOR}),
+        ("cap", "bump"): frozenset({Role.DELEGATE, Role.OPERATOR}),
+        ("cap", "minting"): frozenset({Role.OPERATOR}),
+        ("cap", "import"): frozenset({Role.OPERATOR}),
+        ("sys", "tick"): frozenset({Role.WORKER}),
+        ("sys", "ruleset"): frozenset({Role.WORKER}),
+        ("sys", "prune"): frozenset({Role.WORKER}),
+        ("sys", "rebase"): frozenset({Role.WORKER}),
+        ("sys", "liveness"): frozenset({Role.WORKER}),
+        ("sys", "evidence"): frozenset({Role.WORKER, Role.WITNESS}),
+    }
+)
+"""``(plane, verb)`` to the roles that may send it."""
+
+WORKER_PREFIX = "_worker"
+WITNESS_PREFIX = "_witness"
+OPERATOR_PREFIX = "_op"
+
+_PREFIXES = {
+    Role.WORKER: WORKER_PREFIX,
+    Role.WITNESS: WITNESS_PREFIX,
+    Role.OPERATOR: OPERATOR_PREFIX,
+}
+
+if VERB_ROLES.keys() != BODIES.keys():
+    raise RuntimeError("every verb has a body and a role")  # pragma: no cover
+
+
+def may_speak(principal: str, plane: str, verb: str) -> bool:
+    """Whether a principal's name alone allows it the verb; the broker's permissions come first.
+
+    A reserved name speaks only in its own role; a plain name speaks in every role that needs no
+    reserved name.
+    """
+    roles = VERB_ROLES[plane, verb]
+    for role, prefix in _PREFIXES.items():
+        if principal.startswith(prefix):
+            return role in roles
+    if principal.startswith("_"):
+        return False
+    return bool(roles - _PREFIXES.keys())

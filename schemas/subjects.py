@@ -1,0 +1,285 @@
+"""Subjects: built and parsed with exact arity (DESIGN section 2).
+
+The subject, never the body, says who speaks and about what. Builders raise ``BadInput`` for a token
+outside its grammar; parsers return ``None`` for anything that a builder could not have made, except
+``parse_command``, which says what is wrong so that a stored command can be refused by name.
+"""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+
+from schemas import tokens
+from schemas.codes import BadInput
+from schemas.limits import MAX_SUBJECT_BYTES
+from schemas.names import Names
+
+TIMER_KINDS = frozenset({"schedule", "armed", "fire", "cancel"})
+OWN_EPOCH = "0"
+UNKNOWN_SPEAKER = "_"
+"""Stands where a command's speaker did not parse: its result goes to ``res._.invalid.<id>``."""
+
+INVALID_VERB = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who speaks: a principal and the id of its current life."""
+
+    principal: str
+    uid: str
+
+    def __post_init__(self) -> None:
+        _check("principal", tokens.is_principal(self.principal))
+        _check("uid", tokens.is_uid(self.uid))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Names one checkpoint: its endpoint (dotted form) and its token."""
+
+    endpoint: str
+    token: str
+
+    def __post_init__(self) -> None:
+        _check("endpoint", tokens.is_endpoint(self.endpoint))
+        _check("token", tokens.is_name(self.token))
+
+    @property
+    def wire_endpoint(self) -> str:
+        """The endpoint as one subject token."""
+        return tokens.endpoint_to_wire(self.endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A parsed command subject.
+
+    Attributes:
+        speaker: Who speaks.
+        plane: ``cp``, ``adm``, ``cap`` or ``sys``.
+        verb: As written; it may be unknown.
+        key: What follows the verb, token by token; its grammar is the verb's.
+    """
+
+    speaker: Speaker
+    plane: str
+    verb: str
+    key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A parsed timer subject; ``owner`` is everything but the kind.
+
+    Attributes:
+        endpoint: Dotted form.
+        instance: The owner's instance id.
+        epoch: The owner's epoch, as written.
+        token: The timer id, equal to the checkpoint's token.
+        kind: ``schedule``, ``armed``, ``fire`` or ``cancel``.
+    """
+
+    endpoint: str
+    instance: str
+    epoch: str
+    token: str
+    kind: str
+
+
+def own_instance(space: str) -> str:
+    r"""The constant instance under which every replica arms the same subject.
+
+    First 26 characters of lower-case base32 of SHA-256 of ``"tidegate/instance/1\0" + space``
+    (spec/checkpoints.md, Definitions).
+    """
+    digest = hashlib.sha256(b"tidegate/instance/1\0" + space.encode()).digest()
+    return base64.b32encode(digest).decode().lower()[:26]
+
+
+def command(names: Names, speaker: Speaker, plane: str, verb: str, *key: str) -> str:
+    """The subject of a command; ``key`` tokens are checked only for being single tokens."""
+    _check("verb", tokens.is_verb(verb))
+    for part in key:
+        _check("key", bool(part) and not any(c in part for c in ".*> \t\r\n"))
+    tail = "".join(f".{part}" for part in key)
+    return _bounded(f"{names.prefix}.cmd.{speaker.principal}.{speaker.uid}.{plane}.{verb}{tail}")
+
+
+def checkpoint_command(names: Names, speaker: Speaker, verb: str, target: Checkpoint) -> str:
+    """The subject of a checkpoint command."""
+    return command(names, speaker, "cp", verb, target.wire_endpoint, target.token)
+
+
+def parse_command(names: Names, subject: str) -> Command:
+    """Parse a command's subject.
+
+    Raises:
+        BadInput: Field ``subject``, if the speaker, the plane or the arity is wrong. The key's own
+            grammar is checked by the plane, which knows the verb.
+    """
+    parts = _split(names, subject, "cmd")
+    if parts is None or len(parts) < 4 or not all(parts):
+        raise BadInput("subject", "bad-subject", "the subject is not a command's")
+    principal, uid, plane, verb, *key = parts
+    if not tokens.is_principal(principal):
+        raise BadInput("subject", "bad-principal", "the principal does not match its grammar")
+    if not tokens.is_uid(uid):
+        raise BadInput("subject", "bad-uid", "the uid does not match [a-z0-9]{26,32}")
+    return Command(Speaker(principal, uid), plane, verb, tuple(key))
+
+
+def checkpoint_key(key: tuple[str, ...]) -> Checkpoint:
+    """Read ``<endpoint>.<token>`` behind a checkpoint verb.
+
+    Raises:
+        BadInput: Field ``subject`` with reason ``bad-key``, ``bad-endpoint`` or ``bad-token``.
+    """
+    if len(key) != 2:
+        raise BadInput("subject", "bad-key", "the subject must end in <endpoint>.<token>")
+    endpoint = tokens.endpoint_from_wire(key[0])
+    if not tokens.is_endpoint(endpoint):
+        raise BadInput("subject", "bad-endpoint", "the endpoint does not match its grammar")
+    if not tokens.is_name(key[1]):
+        raise BadInput("subject", "bad-token", "the token does not match [A-Za-z0-9_-]{1,64}")
+    return Checkpoint(endpoint, key[1])
+
+
+def result(names: Names, speaker: Speaker | None, plane: str, verb: str, result_id: str) -> str:
+    """Where the result of a stored command goes; ``speaker`` is ``None`` if it did not parse."""
+    if speaker is None:
+        return f"{names.prefix}.res.{UNKNOWN_SPEAKER}.{INVALID_VERB}.{result_id}"
+    shown = verb if tokens.is_verb(verb) else INVALID_VERB
+    return f"{names.prefix}.res.{speaker.principal}.{speaker.uid}.{plane}.{shown}.{result_id}"
+
+
+def results_of(names: Names, speaker: Speaker) -> str:
+    """What a client subscribes to for its own results."""
+    return f"{names.prefix}.res.{speaker.principal}.{speaker.uid}.>"
+
+
+def grant(names: Names, owner: Speaker, request_id: str, generation: int) -> str:
+    """Where a granted seat is announced to its owner."""
+    return f"{names.prefix}.grant.{owner.principal}.{owner.uid}.{request_id}.{generation}"
+
+
+def grants_of(names: Names, owner: Speaker) -> str:
+    """What a connector subscribes to for its seats."""
+    return f"{names.prefix}.grant.{owner.principal}.{owner.uid}.>"
+
+
+def checkpoint_fact(names: Names, kind: str, target: Checkpoint, generation: int) -> str:
+    """Subject of a public fact about a checkpoint, create-only per generation."""
+    return f"{names.prefix}.fact.cp.{kind}.{target.wire_endpoint}.{target.token}.{generation}"
+
+
+def ledger_fact(names: Names, plane: str, kind: str, key: tuple[str, ...], fact_id: str) -> str:
+    """Subject of a public fact of the ledger; ``fact_id`` is ``<epoch>-<seq>-<n>``."""
+    return ".".join((names.prefix, "fact", plane, kind, *key, fact_id))
+
+
+def query(names: Names, speaker: Speaker, plane: str, name: str) -> str:
+    """Subject of a query (request and reply)."""
+    return f"{names.prefix}.qry.{speaker.principal}.{speaker.uid}.{plane}.{name}"
+
+
+def heartbeat(names: Names, speaker: Speaker) -> str:
+    """Subject on which an owner beats."""
+    return f"{names.prefix}.hb.{speaker.principal}.{speaker.uid}"
+
+
+def settle_fact(names: Names, target: Checkpoint) -> str:
+    """Subject of the one settle fact of a checkpoint."""
+    return f"{names.prefix}.epf.{target.wire_endpoint}.cp.{target.token}"
+
+
+def parse_settle_fact(names: Names, subject: str) -> Checkpoint | None:
+    """Read a settle fact's subject back."""
+    parts = _split(names, subject, "epf")
+    if parts is None or len(parts) != 3 or parts[1] != "cp":
+        return None
+    try:
+        return checkpoint_key((parts[0], parts[2]))
+    except BadInput:
+        return None
+
+
+def timer(names: Names, owner: Timer, kind: str) -> str:
+    """Subject of one kind for the timer ``owner`` names."""
+    wire = tokens.endpoint_to_wire(owner.endpoint)
+    return _bounded(
+        f"{names.prefix}.ept.{wire}.{owner.instance}.{owner.epoch}.{owner.token}.{kind}"
+    )
+
+
+def own_timer(names: Names, target: Checkpoint) -> Timer:
+    """The timer of a checkpoint that this platform arms itself."""
+    return Timer(target.endpoint, own_instance(names.space), OWN_EPOCH, target.token, "armed")
+
+
+def parse_timer(names: Names, subject: str) -> Timer | None:
+    """Parse a timer subject of this space; ``None`` for anything else."""
+    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+        return None
+    parts = _split(names, subject, "ept")
+    if parts is None or len(parts) != 5:
+        return None
+    wire, instance, epoch, token, kind = parts
+    endpoint = tokens.endpoint_from_wire(wire)
+    well_formed = (
+        tokens.is_endpoint(endpoint)
+        and tokens.is_uid(instance)
+        and tokens.is_epoch(epoch)
+        and tokens.is_name(token)
+        and kind in TIMER_KINDS
+    )
+    return Timer(endpoint, instance, epoch, token, kind) if well_formed else None
+
+
+def spec_key(target: Checkpoint) -> str:
+    """Records key of a checkpoint's spec."""
+    return f"cp.{target.wire_endpoint}.{target.token}.spec"
+
+
+def status_key(target: Checkpoint) -> str:
+    """Records key of a checkpoint's status."""
+    return f"cp.{target.wire_endpoint}.{target.token}.status"
+
+
+def prompt_key(target: Checkpoint) -> str:
+    """Records key of a checkpoint's prompt."""
+    return f"prompt.{target.wire_endpoint}.{target.token}"
+
+
+def answer_key(target: Checkpoint, answer_id: str) -> str:
+    """Records key of one answer to a checkpoint."""
+    return f"answer.{target.wire_endpoint}.{target.token}.{answer_id}"
+
+
+def parse_status_key(key: str) -> Checkpoint | None:
+    """Read ``cp.<endpoint>.<token>.status`` back; ``None`` for any other key."""
+    parts = key.split(".")
+    if len(parts) != 4 or parts[0] != "cp" or parts[3] != "status":
+        return None
+    try:
+        return checkpoint_key((parts[1], parts[2]))
+    except BadInput:
+        return None
+
+
+def _split(names: Names, subject: str, family: str) -> list[str] | None:
+    head = f"{names.prefix}.{family}."
+    if not subject.startswith(head):
+        return None
+    return subject[len(head) :].split(".")
+
+
+def _bounded(subject: str) -> str:
+    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise BadInput("subject", "too-long", f"a subject is at most {MAX_SUBJECT_BYTES} bytes")
+    return subject
+
+
+def _check(field: str, ok: bool) -> None:
+    if not ok:
+        raise BadInput(field, "bad-token", f"{field} does not match its grammar")

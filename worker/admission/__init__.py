@@ -1,0 +1,1 @@
+"""Admission: turns queue for scarce seats, fairly, and none that may have run runs again."""

@@ -1,0 +1,1 @@
+"""The broker: connection, pulling, publishing, strict keys, its clock and its topology."""

@@ -1,0 +1,1 @@
+"""Caps: a person's spending cap, where Stop beats anything in flight."""

@@ -1,0 +1,1 @@
+"""Checkpoints: a run pauses; exactly one of resumed and expired ever happens."""

@@ -1,0 +1,32 @@
+"""The root of every error the worker raises."""
+
+from schemas.codes import Code
+
+
+class TidegateError(Exception):
+    """Something went wrong that a caller may act on.
+
+    Attributes:
+        code: Closed set of the wire contract.
+        reason: Stable kebab-case word.
+    """
+
+    code: Code = Code.INTERNAL
+    reason: str = "internal"
+
+    def __init__(self, message: str = "", *, reason: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip().splitlines()[0])
+        if reason is not None:
+            self.reason = reason
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return str(self)
+
+
+class StartRefused(TidegateError):
+    """The worker will not start like this; the message says what to do."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "start-refused"

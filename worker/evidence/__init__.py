@@ -1,0 +1,1 @@
+"""Evidence: who is alive on this host, as far as this host can prove it."""

@@ -1,0 +1,1 @@
+"""The ledger: one ordered log, folded into SQLite."""

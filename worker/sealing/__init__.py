@@ -1,0 +1,1 @@
+"""Sealing: prompts never lie in the clear."""

@@ -1,0 +1,1 @@
+"""Timers: arming deadlines on the broker and hearing them fire."""
