@@ -1,0 +1,35 @@
+"""What the app supervises: something with a start, a run and a stop."""
+
+from typing import Protocol
+
+
+class Component(Protocol):
+    """A part of the worker with a life of its own.
+
+    ``start``, ``run`` and ``stop`` are called once each, in that order; ``stop`` also after a
+    ``start`` that raised, and it must cope.
+
+    Attributes:
+        name: For logs and for reasons of not being ready.
+    """
+
+    name: str
+
+    async def start(self) -> None:
+        """Make everything ready that ``run`` needs.
+
+        Raises:
+            StartRefused: If the worker must not start like this.
+        """
+
+    async def run(self) -> None:
+        """Do the work until cancelled or stopped.
+
+        Returning or raising while the worker is not stopping is a failure of the worker.
+        """
+
+    async def stop(self) -> None:
+        """Take no new work, finish what is in flight, and end within four seconds."""
+
+    def not_ready(self) -> list[str]:
+        """Why work would not be served now; empty when ready."""

@@ -1,0 +1,138 @@
+"""Logging: one event per line, JSON or, on a terminal, for a person; context bound per command.
+
+Events are snake_case words with bound fields; secrets and payloads are never fields. A sink that
+fails (a closed pipe, a full disk) loses lines, never the work that wanted to log.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "json", "console"]
+
+_TRACEBACKS = structlog.processors.ExceptionRenderer(
+    # Local variables hold payloads and passwords.
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
+)
+_LIBRARIES = {"nats": logging.ERROR, "aiohttp": logging.WARNING, "asyncio": logging.WARNING}
+
+
+class _Sink:
+    """A text stream whose failures are counted instead of raised.
+
+    Attributes:
+        lost: Lines that could not be written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self.lost += 1
+            return 0
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+
+
+def configure(level: Level = "info", fmt: Format = "auto", stream: TextIO | None = None) -> None:
+    """Set up structlog and route the libraries' own logging through it.
+
+    Args:
+        level: Least severe level that is written.
+        fmt: ``json``, ``console``, or ``auto``: console if ``stream`` is a terminal.
+        stream: Where lines go; standard error if absent.
+    """
+    stream = stream or sys.stderr
+    as_json = fmt == "json" or (fmt == "auto" and not stream.isatty())
+    sink = _Sink(stream)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        _errors_by_name,
+    ]
+    last: list[Processor] = (
+        [_TRACEBACKS, _in_reading_order, structlog.processors.JSONRenderer(default=str)]
+        if as_json
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    )
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=sink),  # type: ignore[arg-type]  # only write and flush are used
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sink)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _name_of_library],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name, least in _LIBRARIES.items():
+        logging.getLogger(name).setLevel(least)
+
+
+def get(**fields: Any) -> structlog.typing.FilteringBoundLogger:
+    """A logger with fields bound to it."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(**fields)
+    return logger
+
+
+@contextmanager
+def bound(**fields: Any) -> Iterator[None]:
+    """Bind fields to every event of this task, and of tasks it starts, until the block ends.
+
+    The previous values come back at the end, so one command's id never shows on another's lines.
+    """
+    with structlog.contextvars.bound_contextvars(**fields):
+        yield
+
+
+def clear() -> None:
+    """Forget every bound field of this task; for the start of a unit of work."""
+    structlog.contextvars.clear_contextvars()
+
+
+def _errors_by_name(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Write an exception given as ``error=`` as its type and sentence."""
+    error = event.get("error")
+    if isinstance(error, BaseException):
+        event["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return event
+
+
+def _in_reading_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    first = {name: event.pop(name) for name in ("at", "level", "event") if name in event}
+    return {**first, **event}
+
+
+def _name_of_library(_: WrappedLogger, __: str, event: MutableMapping[str, Any]) -> EventDict:
+    """Turn a library's sentence into the field ``text`` of the event ``library_log``."""
+    record = event.get("_record")
+    event["text"] = event["event"]
+    event["event"] = "library_log"
+    if isinstance(record, logging.LogRecord):
+        event["library"] = record.name
+    return event

@@ -1,0 +1,312 @@
+"""Every setting, with its unit, its default and where its value came from.
+
+Values come from, in falling precedence: command line flags, ``TIDEGATE_…`` environment variables, a
+settings file of ``NAME=value`` lines (``--config FILE`` or ``TIDEGATE_CONFIG``), the defaults here.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from dotenv import dotenv_values
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    NoDecode,
+    SettingsConfigDict,
+)
+
+from schemas import tokens
+from schemas.codes import Code
+from worker.errors import TidegateError
+
+PREFIX: Final = "TIDEGATE_"
+CONFIG_VARIABLE: Final = "TIDEGATE_CONFIG"
+HIDDEN: Final = "********"
+
+Source = Literal["default", "env", "file", "flag"]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+
+
+class BadSettings(TidegateError):
+    """The settings are not usable; the message names each setting that is wrong."""
+
+    code = Code.BAD_REQUEST
+    reason = "bad-settings"
+
+
+def default_data_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's state folder: ``$XDG_STATE_HOME/tidegate``, else ``~/.local/state/tidegate``."""
+    if base := environ.get("XDG_STATE_HOME", ""):
+        path = Path(base)
+        if path.is_absolute():
+            return path / "tidegate"
+    if sys.platform == "win32":  # pragma: no cover
+        return Path(environ.get("LOCALAPPDATA", str(Path.home()))) / "tidegate"
+    return Path.home() / ".local" / "state" / "tidegate"
+
+
+class Settings(BaseSettings):
+    """Settings of the worker and of the commands; each is ``TIDEGATE_<NAME>`` in capitals."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="ignore",
+        frozen=True,
+        validate_default=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+    )
+
+    nats_url: str | None = Field(
+        None,
+        description="Broker URLs, comma separated (nats:// or tls://). "
+        "Unset: the worker starts a broker of its own on loopback.",
+    )
+    nats_user: str | None = Field(None, description="User name at the broker.")
+    nats_password: SecretStr | None = Field(None, description="Password of that user.")
+    nats_nkey_seed_file: Path | None = Field(None, description="File with an nkey seed.")
+    nats_creds_file: Path | None = Field(None, description="Credentials file (JWT and seed).")
+    nats_inbox_prefix: str | None = Field(
+        None,
+        description="Prefix of reply subjects, if the user's permissions ask for one; "
+        "by default _INBOX_<user>, or _INBOX without a user.",
+    )
+    tls_ca: Path | None = Field(None, description="PEM file of the CAs to trust.")
+    tls_cert: Path | None = Field(None, description="PEM file of the client certificate.")
+    tls_key: Path | None = Field(None, description="PEM file of the client certificate's key.")
+    connect_timeout_ms: Milliseconds = Field(
+        2_000, description="Longest a connection attempt may take, ms."
+    )
+    root: str = Field("tidegate", description="First token of every subject.")
+    spaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("main",), description="Spaces this worker serves, comma separated."
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="Folder for databases, identities and, embedded, the broker.",
+    )
+    replicas: Literal[1, 3] = Field(
+        1, description="Replicas of each stream, 1 or 3; used by setup."
+    )
+    health_host: str = Field("127.0.0.1", description="Address of /livez, /readyz and /metrics.")
+    health_port: Port = Field(
+        0, description="Port of /livez, /readyz and /metrics; 0 turns them off."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="json, console, or auto: console on a terminal."
+    )
+    arm_budget_ms: Milliseconds = Field(
+        5_000, description="Longest a mint or heartbeat waits for its timer to be armed, ms."
+    )
+    wheel: bool = Field(True, description="Expire in process too, milliseconds after the deadline.")
+    wheel_horizon_ms: Milliseconds = Field(
+        120_000, description="How far ahead the wheel holds deadlines, ms."
+    )
+    sweep_interval_ms: Milliseconds = Field(
+        60_000, description="Time between two sweeps over due checkpoints, ms."
+    )
+    ack_wait_ms: Annotated[int, Field(ge=1_000, le=600_000)] = Field(
+        30_000,
+        description="When the broker hands an unanswered message out again, ms; used by setup.",
+    )
+    cp_in_flight: Annotated[int, Field(ge=1, le=4_096)] = Field(
+        64, description="Checkpoint commands worked on at once, per space."
+    )
+    res_max_age_ms: Annotated[int, Field(ge=60_000, le=2_592_000_000)] = Field(
+        3_600_000, description="How long a result can be read back, ms; used by setup."
+    )
+    permit_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(
+        2_000, description="How long an authorization may be acted on, ms; used by setup."
+    )
+    timeout_ms: Milliseconds = Field(
+        10_000, description="How long commands of the command line wait for a result, ms."
+    )
+
+    @field_validator("spaces", mode="before")
+    @classmethod
+    def _split_spaces(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("spaces")
+    @classmethod
+    def _spaces_are_tokens(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("must name at least one space")
+        if not all(map(tokens.is_space, value)):
+            raise ValueError("must match [A-Za-z0-9_-]{1,64}, comma separated")
+        if len(set(value)) != len(value):
+            raise ValueError("names a space twice")
+        return value
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_a_token(cls, value: str) -> str:
+        if not tokens.is_root(value):
+            raise ValueError("must match [A-Za-z0-9_-]{1,32}")
+        return value
+
+    @field_validator("nats_url")
+    @classmethod
+    def _urls_are_broker_urls(cls, value: str | None) -> str | None:
+        if value is None or not value.strip():
+            return None
+        for url in split_urls(value):
+            parts = urlsplit(url)
+            if parts.scheme not in ("nats", "tls") or not parts.hostname:
+                raise ValueError("must be nats://host:port or tls://host:port, comma separated")
+        return value
+
+    @field_validator("nats_user", "nats_password", "nats_inbox_prefix", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator(
+        "nats_nkey_seed_file", "nats_creds_file", "tls_ca", "tls_cert", "tls_key", mode="before"
+    )
+    @classmethod
+    def _file_exists(cls, value: object) -> object:
+        if value in (None, ""):
+            return None
+        path = Path(str(value)).expanduser()
+        if not path.is_file():
+            raise ValueError("must name a file that exists")
+        return path
+
+    @field_validator("data_dir")
+    @classmethod
+    def _data_dir_is_absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _one_way_to_sign_in(self) -> "Settings":
+        ways = {
+            "nats_user": self.nats_user,
+            "nats_nkey_seed_file": self.nats_nkey_seed_file,
+            "nats_creds_file": self.nats_creds_file,
+        }
+        used = [name for name, value in ways.items() if value is not None]
+        if len(used) > 1:
+            raise ValueError(f"use only one of {', '.join(used)}")
+        if (self.nats_password is not None) and self.nats_user is None:
+            raise ValueError("nats_password needs nats_user")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        return self
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The broker URLs; empty if the worker starts its own."""
+        return split_urls(self.nats_url or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings and the source of each.
+
+    Attributes:
+        settings: The values.
+        sources: Source of each setting by its field's name.
+        unknown: ``TIDEGATE_…`` variables that name no setting, most likely misspelt.
+    """
+
+    settings: Settings
+    sources: Mapping[str, Source]
+    unknown: tuple[str, ...]
+
+
+def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = None) -> Loaded:
+    """Merge flags, environment, settings file and defaults.
+
+    Args:
+        flags: Values given on the command line by field name; ``None`` counts as not given.
+        config_file: The settings file; ``TIDEGATE_CONFIG`` if absent.
+
+    Raises:
+        BadSettings: Naming every setting that is wrong, never a value.
+    """
+    if config_file is None and (named := os.environ.get(CONFIG_VARIABLE)):
+        config_file = Path(named)
+    if config_file is not None and not config_file.is_file():
+        raise BadSettings(f"settings file {config_file} does not exist")
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    layers: dict[Source, Mapping[str, Any]] = {
+        "file": DotEnvSettingsSource(Settings, env_file=config_file)(),
+        "env": EnvSettingsSource(Settings)(),
+        "flag": given,
+    }
+    sources: dict[str, Source] = dict.fromkeys(Settings.model_fields, "default")
+    for source, layer in layers.items():
+        sources.update((name, source) for name in layer if name in sources)
+    try:
+        settings = Settings(**{name: v for layer in layers.values() for name, v in layer.items()})
+    except ValidationError as error:
+        raise BadSettings(_explain(error)) from None
+    variables = [*os.environ, *(dotenv_values(config_file) if config_file else ())]
+    return Loaded(settings, sources, tuple(filter(_is_unknown, variables)))
+
+
+def variable(field: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + field.upper()
+
+
+def shown(settings: Settings, field: str) -> str:
+    """A setting's value as it may be shown: passwords hidden, also inside URLs."""
+    value = getattr(settings, field)
+    match value:
+        case None:
+            return ""
+        case SecretStr():
+            return HIDDEN
+        case bool():
+            return "true" if value else "false"
+        case tuple():
+            return ",".join(value)
+    if field == "nats_url":
+        return ",".join(map(redacted, split_urls(str(value))))
+    return str(value)
+
+
+def split_urls(value: str) -> tuple[str, ...]:
+    """The URLs of a comma separated list."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def redacted(url: str) -> str:
+    """A URL without what stands before ``@``."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
+
+
+def _is_unknown(name: str) -> bool:
+    upper = name.upper()
+    return (
+        upper.startswith(PREFIX)
+        and upper != CONFIG_VARIABLE
+        and upper.removeprefix(PREFIX).lower() not in Settings.model_fields
+    )
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors(include_url=False, include_input=False):
+        name = variable(str(item["loc"][0])) if item["loc"] else "settings"
+        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)
