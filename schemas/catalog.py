@@ -1,0 +1,138 @@
+"""Every message of the wire contract by name: what ``tidegate schema`` prints and the docs list."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from schemas import commands, records, results, views
+from schemas.commands import cp
+
+Kind = Literal["command", "query", "result", "record", "fact", "view"]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message.
+
+    Attributes:
+        name: Stable: ``<kind>.<plane>.<word>``.
+        kind: What it is.
+        where: Subject or key, with ``<…>`` for what varies.
+        model: Its model.
+    """
+
+    name: str
+    kind: Kind
+    where: str
+    model: type[BaseModel]
+
+    def schema(self) -> dict[str, Any]:
+        """Its JSON Schema (draft 2020-12), titled with its name."""
+        body = _documented(self.model.model_json_schema())
+        definitions = body.pop("$defs", None)
+        schema = {
+            "$schema": DIALECT,
+            "title": self.name,
+            "x-tidegate-kind": self.kind,
+            "x-tidegate-where": self.where,
+            **body,
+        }
+        if definitions is not None:
+            schema["$defs"] = {name: _documented(part) for name, part in definitions.items()}
+        return schema
+
+
+def _documented(schema: dict[str, Any]) -> dict[str, Any]:
+    """Move what a docstring says of each attribute to the property it describes."""
+    summary, _, attributes = inspect.cleandoc(schema.get("description", "")).partition(
+        "\n\nAttributes:\n"
+    )
+    said = {
+        match["name"]: " ".join(match["text"].split())
+        for match in _ATTRIBUTE.finditer(inspect.cleandoc("\n" + attributes))
+    }
+    documented = {key: value for key, value in schema.items() if key != "title"}
+    if summary:
+        documented["description"] = summary
+    if properties := schema.get("properties"):
+        documented["properties"] = {
+            name: {
+                **{key: value for key, value in part.items() if key != "title"},
+                **({"description": said[name]} if name in said else {}),
+            }
+            for name, part in properties.items()
+        }
+    return documented
+
+
+_ATTRIBUTE = re.compile(r"^(?P<name>\w+): (?P<text>.+(?:\n[ ]+.+)*)", re.MULTILINE)
+
+_KEYS = {"cp": ".<endpoint>.<token>"}
+
+
+def _commands() -> list[Entry]:
+    return [
+        Entry(
+            f"command.{plane}.{verb}",
+            "command",
+            f"<root>.<space>.cmd.<principal>.<uid>.{plane}.{verb}{_KEYS.get(plane, '[.<key>]')}",
+            body,
+        )
+        for (plane, verb), body in commands.BODIES.items()
+    ]
+
+
+def _query(plane: str, name: str, model: type[BaseModel]) -> Entry:
+    where = f"<root>.<space>.qry.<principal>.<uid>.{plane}.{name}"
+    return Entry(f"query.{plane}.{name}", "query", where, model)
+
+
+def _record(name: str, where: str, model: type[BaseModel]) -> Entry:
+    return Entry(f"record.cp.{name}", "record", where, model)
+
+
+_TIMER = "<root>.<space>.ept.<endpoint>.<instance>.<epoch>.<token>"
+_FACT = "<root>.<space>.fact.cp.<kind>.<endpoint>.<token>.<generation>"
+
+CATALOG: Mapping[str, Entry] = MappingProxyType(
+    {
+        entry.name: entry
+        for entry in (
+            *_commands(),
+            Entry(
+                "result",
+                "result",
+                "<root>.<space>.res.<principal>.<uid>.<plane>.<verb>.<id>",
+                results.Result,
+            ),
+            _query("cp", "show", cp.ShowQuery),
+            _query("cp", "list", cp.ListQuery),
+            _query("cp", "wait", cp.WaitQuery),
+            Entry("view.cp.checkpoint", "view", "data of a result", views.CheckpointView),
+            Entry("view.cp.show", "view", "data of query.cp.show", views.CheckpointDetail),
+            Entry("view.cp.settlement", "view", "data of query.cp.wait", views.SettlementView),
+            _record("spec", "cp.<endpoint>.<token>.spec", records.SpecRecord),
+            _record("status", "cp.<endpoint>.<token>.status", records.StatusRecord),
+            _record("prompt", "prompt.<endpoint>.<token>", records.PromptRecord),
+            _record("answer", "answer.<endpoint>.<token>.<answer id>", records.AnswerRecord),
+            _record("timer", f"{_TIMER}.schedule, {_TIMER}.armed", records.TimerBody),
+            Entry(
+                "fact.cp.settle",
+                "fact",
+                "<root>.<space>.epf.<endpoint>.cp.<token>",
+                records.SettleFact,
+            ),
+            Entry("fact.cp.checkpoint", "fact", _FACT, views.CheckpointFact),
+            Entry(
+                "fact.cp.repaired", "fact", _FACT.replace("<kind>", "repaired"), views.RepairedFact
+            ),
+        )
+    }
+)
+"""Every message by its name, commands first."""

@@ -1,0 +1,133 @@
+"""Who speaks from this machine: a principal and a uid, kept so that a holder survives a restart.
+
+The first identity is the default one, ``<data dir>/identity.json``; others lie beside it in
+``identities/<principal>.json``. Files are readable by their owner only.
+"""
+
+import base64
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas import tokens
+from schemas.codes import BadInput, Code
+from schemas.subjects import Speaker
+from worker import files
+from worker.errors import TidegateError
+
+UID_BYTES = 16
+
+
+class BadIdentity(TidegateError):
+    """The identity cannot be used; the message says what to do."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "bad-identity"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An identity and where it is kept.
+
+    Attributes:
+        speaker: The identity.
+        path: Its file.
+        created: Whether this call made it.
+    """
+
+    speaker: Speaker
+    path: Path
+    created: bool
+
+
+def new_uid(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """A new uid: 26 characters of lower-case base32, 128 random bits."""
+    return base64.b32encode(random_bytes(UID_BYTES)).decode().rstrip("=").lower()
+
+
+def find(data_dir: Path, principal: str | None) -> Kept | None:
+    """The kept identity of a principal, or the default one.
+
+    Args:
+        data_dir: The data folder.
+        principal: Whose; ``None`` asks for the default one.
+
+    Raises:
+        BadIdentity: If its file is damaged or open to others.
+    """
+    default = _read(data_dir / "identity.json")
+    if default is not None and principal in (None, default.speaker.principal):
+        return default
+    if principal is None:
+        return None
+    kept = _read(_path_of(data_dir, principal))
+    if kept is not None and kept.speaker.principal != principal:
+        raise BadIdentity(
+            f"{kept.path} holds the identity of {kept.speaker.principal}, not of {principal}"
+        )
+    return kept
+
+
+def init(data_dir: Path, principal: str, uid: str) -> Kept:
+    """Keep an identity, unless that principal has one already.
+
+    Of several processes that do this at once, one writes and all get what it wrote; a crash leaves
+    the old state or the new one.
+
+    Args:
+        data_dir: The data folder; made if it is missing.
+        principal: The name.
+        uid: A new uid, used if there is none yet.
+
+    Raises:
+        BadIdentity: If the name does not match its grammar or an existing file is unusable.
+    """
+    try:
+        speaker = Speaker(principal, uid)
+    except BadInput as bad:
+        raise BadIdentity(f"{bad.message}; a principal matches [A-Za-z0-9_-]{{1,64}}") from None
+    content = json.dumps({"v": 1, "principal": speaker.principal, "uid": speaker.uid}) + "\n"
+    for _ in range(2):
+        if (kept := find(data_dir, principal)) is not None:
+            return kept
+        is_first = find(data_dir, None) is None
+        path = data_dir / "identity.json" if is_first else _path_of(data_dir, principal)
+        if files.create_private(path, content.encode()):
+            return Kept(speaker, path, created=True)
+    kept = find(data_dir, principal)
+    if kept is None:  # the default was taken by another principal while we looked
+        path = _path_of(data_dir, principal)
+        files.create_private(path, content.encode())
+        kept = find(data_dir, principal)
+    if kept is None:
+        raise BadIdentity(f"the identity of {principal} could not be kept in {data_dir}")
+    return kept
+
+
+def _path_of(data_dir: Path, principal: str) -> Path:
+    if not tokens.is_principal(principal):
+        raise BadIdentity("a principal matches [A-Za-z0-9_-]{1,64}")
+    return data_dir / "identities" / f"{principal}.json"
+
+
+def _read(path: Path) -> Kept | None:
+    try:
+        raw = path.read_bytes()
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadIdentity(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
+    if sys.platform != "win32" and mode & 0o077:
+        raise BadIdentity(f"{path} is open to others; run: chmod 600 {path}")
+    try:
+        value = json.loads(raw)
+        if value["v"] != 1:
+            raise BadIdentity(f"{path} is of another version of tidegate")
+        return Kept(Speaker(value["principal"], value["uid"]), path, created=False)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadIdentity(f"{path} is not an identity file") from error
