@@ -1,0 +1,83 @@
+"""What can go wrong around the fold; a refused command is a result and never one of these."""
+
+from pathlib import Path
+
+from schemas.codes import Code
+from worker.errors import StartRefused, TidegateError
+
+
+class LedgerError(TidegateError):
+    """The ledger cannot go on like this."""
+
+    code = Code.UNAVAILABLE
+    reason = "ledger-unavailable"
+
+
+class FileRefused(StartRefused):
+    """The file is not a ledger that this version may write to.
+
+    Attributes:
+        path: The file.
+        differences: What differs, one sentence each.
+    """
+
+    reason = "ledger-file-refused"
+
+    def __init__(self, path: Path | str, differences: tuple[str, ...], *, reason: str) -> None:
+        self.path = str(path)
+        self.differences = differences
+        super().__init__(f"{path}: {'; '.join(differences)}", reason=reason)
+
+
+class FileLocked(StartRefused):
+    """Another process holds the file.
+
+    Attributes:
+        path: The file.
+    """
+
+    reason = "ledger-locked"
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+        super().__init__(
+            f"{path} is held by another process; one process per ledger, "
+            "and every other worker needs a data directory of its own"
+        )
+
+
+class LogGap(LedgerError):
+    """The next message is not the one after the watermark.
+
+    Attributes:
+        expected: Sequence that should have come.
+        found: Sequence that came.
+    """
+
+    reason = "log-gap"
+
+    def __init__(self, expected: int, found: int) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(f"the log continues at {found}, but {expected} is next")
+
+
+class StorageFull(LedgerError):
+    """The disk is full; the batch was rolled back and nothing of it happened."""
+
+    reason = "storage-full"
+
+
+class FoldFailed(LedgerError):
+    """A command could not be folded; the batch was rolled back and nothing of it happened.
+
+    Attributes:
+        seq: The command's sequence; 0 if the failure lies outside one.
+    """
+
+    code = Code.INTERNAL
+    reason = "fold-failed"
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        super().__init__(f"folding stopped at sequence {seq}")

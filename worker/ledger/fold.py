@@ -1,0 +1,462 @@
+"""The fold: a pure function of (state, command, sequence, timestamp, ruleset).
+
+``apply_batch`` takes commands in log order and applies them in one SQLite transaction, each in its
+own savepoint: subject, envelope, role, command-id memory, transition, result. Whatever a command
+says goes to the outbox in the same transaction, so it is said if and only if it happened.
+A crash at any point leaves the file as it was after some whole batch, and the watermark says which
+(DESIGN sections 1, 3 and 5).
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from schemas import headers, roles, strict_json, subjects, tokens
+from schemas.codes import BadInput, Code
+from schemas.commands import BODIES, LEDGER_PLANES
+from schemas.names import Names
+from schemas.results import Accepted, Refusal, Verdict
+from schemas.subjects import Command
+from worker.ledger import memory, system
+from worker.ledger.errors import FoldFailed, LedgerError, LogGap, StorageFull
+from worker.ledger.marks import LogMarks
+from worker.ledger.plane import Plane
+from worker.ledger.store import FIRST_RULESET
+from worker.ledger.system import Stop
+from worker.ledger.tx import Kind, OutRow, Tx
+
+KNOWN_RULESETS: Final = frozenset({FIRST_RULESET})
+"""Rulesets this version can fold under."""
+
+DERIVED_PREFIX: Final = "derived-"
+"""Begins the id of a command that brought none; a client may only ask again with such an id."""
+
+T = TypeVar("T")
+
+_LOAD = "SELECT epoch, watermark, now_ms, chain, ruleset, ordinal FROM fold"
+_SAVE = "UPDATE fold SET epoch = ?, watermark = ?, now_ms = ?, chain = ?, ruleset = ?, ordinal = ?"
+_PUT_OUT = "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?)"
+_STORAGE_ERRORS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+
+
+class LogMessage(Protocol):
+    """What the fold needs of a stored message."""
+
+    @property
+    def subject(self) -> str:
+        """Its subject."""
+        ...
+
+    @property
+    def seq(self) -> int:
+        """Its sequence in the log."""
+        ...
+
+    @property
+    def time_ms(self) -> int:
+        """The broker's timestamp, floored to milliseconds."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers; repeated names are in an attribute ``repeated``, if there is one."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """Its body."""
+        ...
+
+
+@dataclass(slots=True)
+class State:
+    """Where the fold stands; one row of the file.
+
+    Attributes:
+        epoch: The log's epoch.
+        watermark: Sequence of the last command folded.
+        now_ms: Log time.
+        chain: Chain value of the last result.
+        ruleset: The ruleset in force.
+        ordinal: Commands folded so far, over all epochs.
+    """
+
+    epoch: int
+    watermark: int
+    now_ms: int
+    chain: str
+    ruleset: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction did.
+
+    Attributes:
+        applied: Commands folded.
+        watermark: Sequence reached, committed.
+        rows: Outbox rows written, each with its id and its command's sequence, in order.
+        stop: Why the next command was not folded, if it must not be; ``None`` if all were.
+        ticked: Whether a tick was among them.
+    """
+
+    applied: int
+    watermark: int
+    rows: tuple[tuple[int, int, OutRow], ...]
+    stop: Stop | None
+    ticked: bool
+
+
+class Fold:
+    """The fold of one space over one connection; used in the connection's thread only.
+
+    Args:
+        db: As ``store.open_ledger`` returns it.
+        names: The space.
+        planes: Its planes.
+        rulesets: Rulesets this worker can fold under.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        names: Names,
+        planes: Sequence[Plane],
+        *,
+        rulesets: frozenset[int] = KNOWN_RULESETS,
+    ) -> None:
+        self._db = db
+        self._names = names
+        self._planes = {plane.name: plane for plane in planes}
+        self._system = system.System(planes, rulesets)
+        self._memory = memory.Memory(db)
+        self._marks = LogMarks(db)
+        self._rows: list[tuple[int, int, int, int, int, str, bytes]] = []
+        self._said: list[tuple[int, int, OutRow]] = []
+        self._next_out = 0
+        self._ticked = False
+        self.state = self._load()
+
+    def due_at(self) -> int | None:
+        """The earliest instant of log time at which a tick would change something."""
+        instants = (plane.due_at(self._db) for plane in self._planes.values())
+        return min((instant for instant in instants if instant is not None), default=None)
+
+    def apply_batch(self, messages: Sequence[LogMessage], *, say_from_ms: int = 0) -> Batch:
+        """Fold messages in one transaction and commit it.
+
+        Args:
+            messages: Consecutive messages of the log, the first one after the watermark.
+            say_from_ms: Commands with an older timestamp say nothing: their outbox rows are not
+                written, since what they would say has left the results' stream long ago.
+
+        Returns:
+            What was done, committed and on disk.
+
+        Raises:
+            LogGap: If a message is not the next one; nothing was changed.
+            StorageFull: If the disk is; nothing was changed.
+            FoldFailed: If a transition broke; nothing was changed.
+        """
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        seq = 0
+        try:
+            applied, stop = 0, None
+            for message in messages:
+                seq = message.seq
+                stop = self._fold(message, say_from_ms)
+                if stop is not None:
+                    break
+                applied += 1
+            self._write()
+            self._commit()
+        except LedgerError:
+            raise
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_ERRORS:
+                raise StorageFull from error
+            raise FoldFailed(seq) from error
+        except Exception as error:
+            raise FoldFailed(seq) from error
+        finally:
+            if db.in_transaction:
+                db.rollback()
+                self.reload()
+        batch = Batch(applied, self.state.watermark, tuple(self._said), stop, self._ticked)
+        self._said.clear()
+        self._ticked = False
+        return batch
+
+    def reload(self) -> None:
+        """Read the state again from the file, as after a rollback or a rebase."""
+        self._rows.clear()
+        self._said.clear()
+        self._ticked = False
+        self._memory.reload()
+        self._marks.reload()
+        self.state = self._load()
+
+    def _load(self) -> State:
+        last = self._db.execute("SELECT max(id) FROM outbox").fetchone()[0]
+        self._next_out = max(self._next_out, (last or 0) + 1)
+        return State(*self._db.execute(_LOAD).fetchone())
+
+    def _write(self) -> None:
+        self._memory.flush()
+        self._marks.flush()
+        if self._rows:
+            self._db.executemany(_PUT_OUT, self._rows)
+            self._rows.clear()
+        state = self.state
+        self._db.execute(
+            _SAVE,
+            (
+                state.epoch,
+                state.watermark,
+                state.now_ms,
+                state.chain,
+                state.ruleset,
+                state.ordinal,
+            ),
+        )
+
+    def _commit(self) -> None:
+        self._db.execute("COMMIT")
+
+    def _fold(self, message: LogMessage, say_from_ms: int) -> Stop | None:
+        state, seq = self.state, message.seq
+        if seq != state.watermark + 1:
+            raise LogGap(state.watermark + 1, seq)
+        now_ms = max(state.now_ms, message.time_ms)
+        subject, data = message.subject, message.data
+        digest = memory.digest_of(subject, data)
+        derived = f"{DERIVED_PREFIX}{state.epoch}-{seq:016d}"
+        out: list[OutRow] = []
+        try:
+            command = subjects.parse_command(self._names, subject)
+        except BadInput as bad:
+            tail = _tail(Refusal.of(bad))
+            target = subjects.result(self._names, None, "", "", f"{state.epoch}-{seq}")
+            self._finish(message, now_ms, digest, derived, target, tail, out, say_from_ms)
+            return None
+        command_id, given = derived, None
+        try:
+            given = _command_id(message.headers)
+            command_id = given or derived
+            _allowed(command)
+            tx = Tx(
+                self._db,
+                self._names,
+                state.epoch,
+                seq,
+                now_ms,
+                command.speaker,
+                command_id,
+                state.ruleset,
+                out,
+            )
+            if command.plane == "sys" and command.verb == "tick":
+                BODIES["sys", "tick"].from_bytes(data)
+                self._in_savepoint(lambda: self._tick(tx))
+                self._ticked = True
+                self._advance(message, now_ms, digest, out, say_from_ms)
+                return None
+            tail_or_stop = self._answer(tx, command, given, digest, data)
+            if isinstance(tail_or_stop, Stop):
+                return tail_or_stop
+            tail = tail_or_stop
+        except BadInput as bad:
+            out.clear()
+            tail = _tail(Refusal.of(bad))
+        target = subjects.result(
+            self._names, command.speaker, command.plane, command.verb, f"{state.epoch}-{seq}"
+        )
+        self._finish(message, now_ms, digest, command_id, target, tail, out, say_from_ms)
+        return None
+
+    def _answer(
+        self, tx: Tx, command: Command, given: str | None, digest: bytes, data: bytes
+    ) -> bytes | Stop:
+        """The verdict part of the result: recorded, or judged now and recorded."""
+        principal = command.speaker.principal
+        plane = self._planes.get(command.plane)
+        known = self._memory.find(principal, tx.command_id, tx.now_ms) if given else None
+        anew = plane is not None and command.verb in plane.judged_anew
+        if known is not None:
+            if known.digest != digest:
+                return _REUSED
+            if not anew:
+                return known.verdict
+        elif given is not None and given.startswith(DERIVED_PREFIX):
+            raise BadInput(
+                headers.COMMAND,
+                "reserved-command-id",
+                f"a command id of your own must not begin with {DERIVED_PREFIX}",
+            )
+        body = BODIES[command.plane, command.verb].from_bytes(data)
+        verdict = self._in_savepoint(lambda: self._judge(tx, plane, command, body))
+        if isinstance(verdict, Stop):
+            return verdict
+        tail = _tail(verdict)
+        if known is None:
+            self._memory.add(
+                self.state.ordinal + 1,
+                principal,
+                tx.command_id,
+                tx.now_ms,
+                digest,
+                b"" if anew else tail,
+            )
+        return tail
+
+    def _judge(self, tx: Tx, plane: Plane | None, command: Command, body: object) -> Verdict | Stop:
+        if plane is None:
+            said = self._system.handle(tx, self.state, self._memory, command, body)
+            if not isinstance(said, Stop):
+                self._after_all(tx)
+            return said
+        verdict = plane.handlers[command.verb](tx, command.key, body)
+        if plane.after is not None:
+            plane.after(tx)
+        return verdict
+
+    def _in_savepoint(self, judge: Callable[[], T]) -> T:
+        """Run a transition; bad input takes back what it wrote, and nothing else."""
+        db = self._db
+        db.execute("SAVEPOINT command")
+        try:
+            value = judge()
+        except BadInput:
+            db.execute("ROLLBACK TO command")
+            db.execute("RELEASE command")
+            raise
+        db.execute("RELEASE command")
+        return value
+
+    def _tick(self, tx: Tx) -> None:
+        for plane in self._planes.values():
+            plane.tick(tx)
+        self._after_all(tx)
+
+    def _after_all(self, tx: Tx) -> None:
+        for plane in self._planes.values():
+            if plane.after is not None:
+                plane.after(tx)
+
+    def _finish(
+        self,
+        message: LogMessage,
+        now_ms: int,
+        digest: bytes,
+        command_id: str,
+        target: str,
+        tail: bytes,
+        out: list[OutRow],
+        say_from_ms: int,
+    ) -> None:
+        """Chain the result, put it before what else was said, and advance."""
+        state = self.state
+        plain = (
+            f'{{"v":1,"command_id":"{command_id}","id":"{state.epoch}-{message.seq}",'
+            f'"at_ms":{now_ms},'.encode()
+            + tail
+            + b"}"
+        )
+        state.chain = chained(state.chain, plain)
+        body = plain[:-1] + b',"chain":"' + state.chain.encode() + b'"}'
+        out.insert(0, OutRow(Kind.RESULT, target, body))
+        self._advance(message, now_ms, digest, out, say_from_ms)
+
+    def _advance(
+        self,
+        message: LogMessage,
+        now_ms: int,
+        digest: bytes,
+        out: list[OutRow],
+        say_from_ms: int,
+    ) -> None:
+        state = self.state
+        state.now_ms = now_ms
+        state.watermark = message.seq
+        state.ordinal += 1
+        self._memory.forget_old(now_ms)
+        self._marks.add(message, digest)
+        for row in out:
+            if message.time_ms < say_from_ms and row.kind is not Kind.DELETE:
+                continue
+            number = self._next_out
+            self._next_out += 1
+            self._rows.append(
+                (number, message.seq, now_ms, row.kind, row.expect, row.subject, row.body)
+            )
+            self._said.append((number, message.seq, row))
+
+
+def chained(previous: str, plain: bytes) -> str:
+    """The chain value of a result: SHA-256 over the previous value and the result without it.
+
+    Args:
+        previous: 64 hexadecimal digits.
+        plain: The result's JSON as published, less its last field, ``chain``.
+    """
+    return hashlib.sha256(previous.encode() + plain).hexdigest()
+
+
+def _command_id(given: Mapping[str, str]) -> str | None:
+    command_id = given.get(headers.COMMAND)
+    if command_id is None:
+        return None
+    if headers.COMMAND in getattr(given, "repeated", ()):
+        raise BadInput(
+            headers.COMMAND, "repeated-header", f"header {headers.COMMAND} is given more than once"
+        )
+    if not tokens.is_command_id(command_id):
+        raise BadInput(
+            headers.COMMAND,
+            "bad-command-id",
+            f"header {headers.COMMAND} does not match {tokens.COMMAND_ID_PATTERN}",
+        )
+    return command_id
+
+
+def _allowed(command: Command) -> None:
+    if command.plane not in LEDGER_PLANES:
+        raise BadInput("subject", "unknown-plane", "the subject names no plane of the ledger")
+    if (command.plane, command.verb) not in BODIES:
+        raise BadInput("subject", "unknown-verb", "the plane has no such verb")
+    if not roles.may_speak(command.speaker.principal, command.plane, command.verb):
+        raise BadInput(
+            "subject",
+            "wrong-role",
+            "this principal may not send this verb",
+            code=Code.PERMISSION_DENIED,
+        )
+
+
+def _tail(verdict: Verdict) -> bytes:
+    """The verdict's fields of a result, without the braces; kept verbatim for repeats."""
+    if isinstance(verdict, Accepted):
+        return strict_json.dumps(
+            {"status": "ok", "outcome": verdict.outcome, "data": verdict.data}
+        )[1:-1]
+    return strict_json.dumps(
+        {
+            "status": verdict.status,
+            "outcome": verdict.reason,
+            "data": verdict.data,
+            "error": verdict.error().to_object(),
+        }
+    )[1:-1]
+
+
+_REUSED: Final = _tail(
+    Refusal(
+        Code.CONFLICT,
+        "command-id-reused",
+        "this command id was used for another command; one intent, one id",
+    )
+)

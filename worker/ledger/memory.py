@@ -1,0 +1,124 @@
+"""What the ledger remembers of commands: (principal, command id) to digest and verdict.
+
+The same command again gets the recorded verdict under its own sequence; another body under the
+same id is a conflict (DESIGN section 3). Rows are remembered for 30 days of log time. They are
+kept in the order of their commands, so forgetting takes the oldest ones and costs O(log n).
+"""
+
+import hashlib
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
+"""How long a command id is remembered, in log time."""
+
+FORGOTTEN_PER_COMMAND: Final = 2
+"""Rows that one command forgets at most, so that a quiet month costs no long transaction."""
+
+_FIND = (
+    "SELECT ordinal, at_ms, digest, verdict FROM commands WHERE principal = ? AND command_id = ?"
+)
+_INSERT = "INSERT INTO commands VALUES (?, ?, ?, ?, ?, ?)"
+_OLDEST = "SELECT ordinal, at_ms FROM commands ORDER BY ordinal LIMIT 1"
+_FORGET = "DELETE FROM commands WHERE ordinal = ?"
+_FORGET_BEFORE = "DELETE FROM commands WHERE ordinal < ? AND at_ms < ?"
+_NEVER: Final = 2**63
+
+
+def digest_of(subject: str, body: bytes) -> bytes:
+    """Digest of a command's subject and body: 16 bytes of BLAKE2b."""
+    return hashlib.blake2b(b"%b\0%b" % (subject.encode(), body), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A command that was folded before.
+
+    Attributes:
+        digest: Of its subject and body.
+        verdict: The verdict part of its result's JSON.
+    """
+
+    digest: bytes
+    verdict: bytes
+
+
+class Memory:
+    """The remembered commands over an open transaction.
+
+    New rows wait in memory and are written together by ``flush``, in the batch's transaction.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._pending: dict[tuple[str, str], tuple[int, str, str, int, bytes, bytes]] = {}
+        self._oldest_ms = _NEVER
+        self.reload()
+
+    def reload(self) -> None:
+        """Forget what was not written and read the state of the tables again."""
+        self._pending.clear()
+        oldest = self._db.execute(_OLDEST).fetchone()
+        self._oldest_ms = _NEVER if oldest is None else oldest[1]
+
+    def find(self, principal: str, command_id: str, now_ms: int) -> Remembered | None:
+        """Look a command up; one older than 30 days is not remembered any more."""
+        pending = self._pending.get((principal, command_id))
+        if pending is not None:
+            return Remembered(pending[4], pending[5])
+        row = self._db.execute(_FIND, (principal, command_id)).fetchone()
+        if row is None:
+            return None
+        ordinal, at_ms, digest, verdict = row
+        if at_ms <= now_ms - REMEMBERED_MS:
+            self._db.execute(_FORGET, (ordinal,))
+            return None
+        return Remembered(digest, verdict)
+
+    def add(
+        self,
+        ordinal: int,
+        principal: str,
+        command_id: str,
+        now_ms: int,
+        digest: bytes,
+        verdict: bytes,
+    ) -> None:
+        """Remember a command that ``find`` did not know."""
+        self._pending[principal, command_id] = (
+            ordinal,
+            principal,
+            command_id,
+            now_ms,
+            digest,
+            verdict,
+        )
+        if now_ms < self._oldest_ms:
+            self._oldest_ms = now_ms
+
+    def forget_old(self, now_ms: int) -> None:
+        """Drop the oldest rows that are past their 30 days, two at most."""
+        if self._oldest_ms > now_ms - REMEMBERED_MS:
+            return
+        self.flush()
+        for _ in range(FORGOTTEN_PER_COMMAND):
+            oldest = self._db.execute(_OLDEST).fetchone()
+            if oldest is None or oldest[1] > now_ms - REMEMBERED_MS:
+                break
+            self._db.execute(_FORGET, (oldest[0],))
+        oldest = self._db.execute(_OLDEST).fetchone()
+        self._oldest_ms = _NEVER if oldest is None else oldest[1]
+
+    def forget_before(self, before_ms: int, ordinal: int) -> int:
+        """Drop rows older than an instant, for ``sys.prune``; returns how many."""
+        self.flush()
+        count = self._db.execute(_FORGET_BEFORE, (ordinal, before_ms)).rowcount
+        self.reload()
+        return count
+
+    def flush(self) -> None:
+        """Write the waiting rows into the open transaction."""
+        if self._pending:
+            self._db.executemany(_INSERT, self._pending.values())
+            self._pending.clear()

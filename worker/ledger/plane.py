@@ -1,0 +1,58 @@
+"""What a plane gives to the fold: its tables, its verbs and what time alone does to it."""
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from schemas.results import Verdict
+from worker.ledger.tx import Tx
+
+Handler = Callable[[Tx, tuple[str, ...], Any], Verdict]
+"""A transition: (transaction, key tokens of the subject, checked body) to a verdict.
+
+It may raise ``BadInput`` for a key outside its grammar: then nothing it wrote stays. A ``Refusal``
+that it *returns* keeps what it wrote (a reservation found expired, say). Anything else it raises
+rolls the whole batch back and stops the fold.
+"""
+
+
+def nothing_due(_: sqlite3.Connection) -> int | None:
+    """Time alone changes nothing."""
+    return None
+
+
+def no_tick(_: Tx) -> None:
+    """Time alone changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One plane of the ledger.
+
+    Attributes:
+        name: ``adm`` or ``cap``: the token in subjects.
+        schema: SQL of its STRICT tables and their indexes.
+        tables: Its tables, all of which the digest covers in primary-key order.
+        handlers: Verb to transition; one for every verb the wire contract gives the plane.
+        tick: What time alone decides; run by ``sys.tick``. A verb whose rules need it calls it.
+        due_at: The earliest instant, in milliseconds of log time, at which ``tick`` would change
+            something, in O(log n); ``None`` if nothing waits for time.
+        after: Run after each command of this plane and after each of ``sys``.
+        on_sys: ``liveness`` and ``evidence`` to the transition that hears them.
+        prune: Removes what settled before an instant; what must never be reused stays.
+        judged_anew: Verbs that are never answered from the memory of command ids: a repeat is
+            judged at its own sequence. Another body under the same id stays a conflict.
+    """
+
+    name: str
+    schema: str
+    tables: tuple[str, ...]
+    handlers: Mapping[str, Handler]
+    tick: Callable[[Tx], None] = no_tick
+    due_at: Callable[[sqlite3.Connection], int | None] = nothing_due
+    after: Callable[[Tx], None] | None = None
+    on_sys: Mapping[str, Handler] = field(default_factory=lambda: MappingProxyType({}))
+    prune: Callable[[Tx, int], None] | None = None
+    judged_anew: frozenset[str] = frozenset({"authorize"})

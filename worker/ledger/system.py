@@ -1,0 +1,106 @@
+"""The verbs of ``sys``: rulesets, pruning, epochs, and what is passed on to planes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from schemas.codes import BadInput, Code
+from schemas.commands import sys as verbs
+from schemas.results import Accepted, Refusal, Verdict
+from schemas.subjects import Command
+from worker.ledger.memory import Memory
+from worker.ledger.plane import Plane
+from worker.ledger.tx import Tx
+
+if TYPE_CHECKING:
+    from worker.ledger.fold import State
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The next command must not be folded by this worker as it is.
+
+    Attributes:
+        reason: ``unknown-ruleset`` or ``rebase``.
+        seq: The command's sequence.
+        body: What it says.
+    """
+
+    reason: Literal["unknown-ruleset", "rebase"]
+    seq: int
+    body: verbs.Ruleset | verbs.Rebase
+
+
+class System:
+    """Handles ``sys`` commands other than ticks.
+
+    Args:
+        planes: Those that hear liveness, evidence and pruning.
+        rulesets: Rulesets this worker can fold under.
+    """
+
+    def __init__(self, planes: Sequence[Plane], rulesets: frozenset[int]) -> None:
+        self._planes = tuple(planes)
+        self._rulesets = rulesets
+
+    def handle(
+        self, tx: Tx, state: "State", memory: Memory, command: Command, body: object
+    ) -> Verdict | Stop:
+        """Judge one command.
+
+        Raises:
+            BadInput: For a key that the verb does not have.
+        """
+        heard = [
+            plane.on_sys[command.verb] for plane in self._planes if command.verb in plane.on_sys
+        ]
+        if not heard and command.key:
+            raise BadInput("subject", "bad-key", f"sys.{command.verb} takes no key")
+        match body:
+            case verbs.Ruleset():
+                return self._ruleset(tx, state, body)
+            case verbs.Rebase():
+                return _rebase(tx, state, body)
+            case verbs.Prune():
+                return self._prune(tx, state, memory, body)
+        verdict: Verdict = Accepted("nobody-listens")
+        for handler in heard:
+            verdict = handler(tx, command.key, body)
+        return verdict
+
+    def _ruleset(self, tx: Tx, state: "State", body: verbs.Ruleset) -> Verdict | Stop:
+        if body.version == state.ruleset:
+            return Accepted("already_active", {"version": body.version})
+        if body.version < state.ruleset:
+            return Refusal(
+                Code.FAILED_PRECONDITION,
+                "ruleset-in-force-is-newer",
+                "a ruleset is never taken back; activate a newer one",
+                data={"version": state.ruleset},
+            )
+        if body.version not in self._rulesets:
+            return Stop("unknown-ruleset", tx.seq, body)
+        state.ruleset = body.version
+        tx.fact("sys", "ruleset", (), {"version": body.version})
+        return Accepted("activated", {"version": body.version})
+
+    def _prune(self, tx: Tx, state: "State", memory: Memory, body: verbs.Prune) -> Verdict:
+        if body.before_at_ms > tx.now_ms:
+            return Refusal(
+                Code.BAD_REQUEST, "in-the-future", "before_at_ms lies in the future of the log"
+            )
+        for plane in self._planes:
+            if plane.prune is not None:
+                plane.prune(tx, body.before_at_ms)
+        forgotten = memory.forget_before(body.before_at_ms, state.ordinal + 1)
+        return Accepted("pruned", {"command_ids": forgotten})
+
+
+def _rebase(tx: Tx, state: "State", body: verbs.Rebase) -> Verdict | Stop:
+    if body.epoch == state.epoch + 1:
+        return Stop("rebase", tx.seq, body)
+    if body.epoch == state.epoch:
+        return Accepted("rebased", {"epoch": body.epoch})
+    return Refusal(
+        Code.CONFLICT, "other-epoch", "the log is in another epoch", data={"epoch": state.epoch}
+    )

@@ -1,0 +1,135 @@
+"""The open transaction that a transition works in, and what it may say to the outside."""
+
+import sqlite3
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from schemas import headers, strict_json, subjects
+from schemas.names import Names
+from schemas.strict_json import JsonObject
+from schemas.subjects import Speaker
+
+
+class Kind(IntEnum):
+    """What an outbox row is; stored as its number."""
+
+    RESULT = 1
+    FACT = 2
+    GRANT = 3
+    MESSAGE = 4
+    DELETE = 5
+    """Deletes one revision of a sealed payload instead of publishing to ``RES``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutRow:
+    """One message the fold owes to the outside.
+
+    Attributes:
+        kind: What it is.
+        subject: Where it goes; created there, never overwritten.
+        body: Its bytes.
+        expect: Last sequence its subject must have: 0, or a payload's revision.
+    """
+
+    kind: Kind
+    subject: str
+    body: bytes
+    expect: int = 0
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """Headers it is published with."""
+        return {headers.KV_OPERATION: "DEL"} if self.kind is Kind.DELETE else None
+
+
+@dataclass(slots=True)
+class Tx:
+    """One command inside the batch's transaction.
+
+    Everything a transition may read is here or in the tables; it reads no clock, no randomness and
+    no environment, so that every replica derives the same rows and the same messages.
+
+    Attributes:
+        db: The connection; an open transaction, inside this command's savepoint.
+        names: The space.
+        epoch: The log's epoch.
+        seq: The command's sequence in the log.
+        now_ms: Log time: the latest broker timestamp seen so far, this command's included.
+        speaker: Who speaks, from the subject.
+        command_id: The client's id of this command, or one derived from epoch and sequence.
+        ruleset: The ruleset in force.
+        out: Messages said so far, in order.
+    """
+
+    db: sqlite3.Connection
+    names: Names
+    epoch: int
+    seq: int
+    now_ms: int
+    speaker: Speaker
+    command_id: str
+    ruleset: int
+    out: list[OutRow] = field(default_factory=list)
+    _said: int = 0
+
+    @property
+    def result_id(self) -> str:
+        """``<epoch>-<seq>``: id of this command's result."""
+        return f"{self.epoch}-{self.seq}"
+
+    def fact(self, plane: str, kind: str, key: tuple[str, ...], body: JsonObject) -> None:
+        """State a public fact: ``fact.<plane>.<kind>.<key…>.<epoch>-<seq>-<n>``.
+
+        Args:
+            plane: ``adm``, ``cap`` or ``sys``.
+            kind: A stable word.
+            key: Tokens of the subject that name what it is about.
+            body: What is so; ``v`` and ``at_ms`` are put before it.
+        """
+        subject = subjects.ledger_fact(self.names, plane, kind, key, self._next_id())
+        self.out.append(OutRow(Kind.FACT, subject, self._body(body)))
+
+    def grant(self, owner: Speaker, request_id: str, generation: int, body: JsonObject) -> None:
+        """Announce a seat to its owner: ``grant.<owner>.<request id>.<generation>``, created once.
+
+        Args:
+            owner: Who got it.
+            request_id: For which turn.
+            generation: Of the lease.
+            body: What the owner needs to know; ``v`` and ``at_ms`` are put before it.
+        """
+        subject = subjects.grant(self.names, owner, request_id, generation)
+        self.out.append(OutRow(Kind.GRANT, subject, self._body(body)))
+
+    def message(self, owner: Speaker, plane: str, kind: str, body: JsonObject) -> None:
+        """Tell one life of one principal something it did not ask for.
+
+        It arrives among its results: ``res.<owner>.<plane>.<kind>.<epoch>-<seq>-<n>``.
+
+        Args:
+            owner: Whom.
+            plane: ``adm`` or ``cap``.
+            kind: A stable word that is no verb, such as ``lease_lost``.
+            body: What; ``v`` and ``at_ms`` are put before it.
+        """
+        subject = subjects.result(self.names, owner, plane, kind, self._next_id())
+        self.out.append(OutRow(Kind.MESSAGE, subject, self._body(body)))
+
+    def delete_payload(self, key: str, revision: int) -> None:
+        """Delete exactly this revision of a sealed payload, after the commit.
+
+        Args:
+            key: Its key in the payload bucket.
+            revision: The revision that was enqueued; a later one is left alone.
+        """
+        self.out.append(
+            OutRow(Kind.DELETE, f"$KV.{self.names.payloads_bucket}.{key}", b"", revision)
+        )
+
+    def _next_id(self) -> str:
+        self._said += 1
+        return f"{self.epoch}-{self.seq}-{self._said}"
+
+    def _body(self, body: JsonObject) -> bytes:
+        return strict_json.dumps({"v": 1, "at_ms": self.now_ms, **body})
