@@ -1,0 +1,490 @@
+"""One connection to the broker that is either working, or known not to be.
+
+A supervisor dials, watches and dials again with a fresh client; nothing is buffered through an
+outage. What was in flight when a connection ended has an unknown outcome, what is asked while there
+is none fails at once (DESIGN section 6, field-reports.md house rules 4 and 6).
+"""
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Self
+
+import structlog
+
+from worker.bus import dialing
+from worker.bus.errors import BusError, Denied, TooLarge, Unavailable
+from worker.bus.headers import decode, encode
+from worker.bus.options import ConnectOptions
+from worker.bus.requests import Answer, Requests
+from worker.bus.subscription import Callback, Mailbox, Msg, Subscription
+from worker.bus.wire import MAX_UNSENT_BYTES, Sink, Violation, WireClient
+
+DEFAULT_TIMEOUT_MS: Final = 5_000
+_FIRST_SID: Final = 1 << 20
+"""Above the numbers that nats-py gives the subscriptions it manages itself."""
+_BACKOFF_MS: Final = (50, 100, 250, 500, 1_000)
+_LOG_EVERY_S: Final = 60.0
+_HOOK_LIMIT_S: Final = 10.0
+_BLANK = re.compile(r"\s")
+_log = structlog.get_logger("tidegate.bus")
+
+ConnectHook = Callable[[WireClient], Awaitable[None]]
+
+
+class Connection:
+    """A connection that survives its broker.
+
+    Attributes:
+        closed: Resolves with the reason when the connection is closed for good: by ``close``, or
+            because a reachable broker refused our credentials for too long. Its owner then ends the
+            process or builds another.
+        reconnects: How often a working connection was lost.
+        rtt_ms: Last measured round trip, ``None`` before the first.
+        denials: Permission violations seen.
+        last_error: Why the broker cannot be reached, empty while it is.
+    """
+
+    def __init__(self, options: ConnectOptions, *, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._options = options
+        self._name = name
+        self._client: WireClient | None = None
+        self._pool = dialing.Pool(options.servers)
+        self._requests = Requests(loop)
+        self._inbox = f"{options.inbox_prefix}.{secrets.token_hex(11)}."
+        self._inbox_bytes = self._inbox.encode()
+        self._subscriptions: dict[bytes, Subscription] = {}
+        self._next_sid = _FIRST_SID
+        self._hooks: list[ConnectHook] = []
+        self._deny_listeners: dict[str, list[Callable[[Denied], None]]] = {}
+        self._up = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._last_denied_log = float("-inf")
+        self._max_payload = 1024 * 1024
+        self._version = (0, 0, 0)
+        self.closed: asyncio.Future[str] = loop.create_future()
+        self.reconnects = 0
+        self.rtt_ms: float | None = None
+        self.denials = 0
+        self.last_error = ""
+        self._attach(self._inbox + "*", self._on_answer)
+
+    @classmethod
+    async def open(cls, options: ConnectOptions, *, name: str, required: bool = True) -> Self:
+        """Connect.
+
+        Args:
+            options: Where to and as whom.
+            name: What the broker's monitoring calls us.
+            required: Try each server once and raise if none accepts us. Otherwise return at once
+                and keep trying; ``connected`` says when it worked.
+
+        Raises:
+            Unavailable: No server could be reached.
+            Unauthenticated: The broker refused our credentials.
+            TlsRefused: TLS was asked for and there is none; nothing was sent.
+            Denied: We may not even listen for answers.
+        """
+        connection = cls(options, name=name)
+        client: WireClient | None = None
+        if required:
+            try:
+                client = await connection._dial_once()
+                await connection._welcome(client)
+            except BaseException:
+                if client is not None:
+                    await client.discard()
+                raise
+            if connection._inbox_subscription.denied:
+                await client.discard()
+                raise Denied("the user may not subscribe to its inbox", subject=connection._inbox)
+        connection._supervisor = asyncio.create_task(
+            connection._supervise(client), name=f"bus-{name}"
+        )
+        return connection
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._client is not None
+
+    @property
+    def client(self) -> WireClient | None:
+        """The nats-py client of the moment, for its micro services; see ``on_connect``."""
+        return self._client
+
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """Version of the server last connected to."""
+        return self._version
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """INFO of the server connected to; empty while there is none."""
+        return {} if self._client is None else self._client.info
+
+    @property
+    def max_payload(self) -> int:
+        """Most bytes of headers and data together that one message may have."""
+        return self._max_payload
+
+    @property
+    def in_flight(self) -> int:
+        """Requests waiting for an answer."""
+        return len(self._requests)
+
+    async def wait_connected(self, timeout_ms: int | None = None) -> bool:
+        """Wait until requests can be sent; ``False`` if that took longer than ``timeout_ms``."""
+        if timeout_ms is None:
+            await self._up.wait()
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._up.wait()
+        return self._up.is_set()
+
+    async def on_connect(self, hook: ConnectHook) -> None:
+        """Call ``hook`` with the nats-py client now, if connected, and after every connect.
+
+        For what must be made anew on each client, such as a nats-py micro service. What the hook
+        raises is logged.
+        """
+        self._hooks.append(hook)
+        if self._client is not None:
+            await self._run_hook(hook, self._client)
+
+    def on_denied(self, subject: str, listener: Callable[[Denied], None]) -> None:
+        """Tell ``listener`` when publishing to ``subject`` is refused by permissions."""
+        self._deny_listeners.setdefault(subject, []).append(listener)
+
+    def off_denied(self, subject: str, listener: Callable[[Denied], None]) -> None:
+        """Undo ``on_denied``."""
+        listeners = self._deny_listeners.get(subject, [])
+        if listener in listeners:
+            listeners.remove(listener)
+        if not listeners:
+            self._deny_listeners.pop(subject, None)
+
+    def begin(
+        self, subject: str, header: bytes, data: bytes, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> asyncio.Future[Answer]:
+        """Send a request and return the future of its answer, without waiting.
+
+        The future gives the raw header block and data, or fails like ``request``.
+
+        Raises:
+            Unavailable: There is no connection, or the server does not read.
+            TooLarge: Headers and data together exceed ``max_payload``; nothing was sent.
+        """
+        client = self._ready(subject, len(header) + len(data))
+        token, future = self._requests.begin(subject, timeout_ms)
+        client.send(subject.encode(), self._inbox_bytes + token, header, data)
+        return future
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> Msg:
+        """Ask and wait for one answer.
+
+        Raises:
+            Unavailable: Nobody serves the subject, or there is no connection: nothing happened.
+            Unknown: No answer in time, or the connection was lost meanwhile.
+            Denied: The broker's permissions refuse the subject.
+            TooLarge: Headers and data together exceed ``max_payload``; nothing was sent.
+        """
+        header = encode(headers)
+        raw, body = await self.begin(subject, header, data, timeout_ms)
+        return Msg(subject, "", decode(raw), body)
+
+    def send(self, subject: str, header: bytes, data: bytes, reply: str = "") -> None:
+        """Publish without an acknowledgement; leaves with this turn of the event loop.
+
+        Raises:
+            Unavailable: There is no connection, or the server does not read.
+            TooLarge: Headers and data together exceed ``max_payload``.
+        """
+        client = self._ready(subject, len(header) + len(data))
+        client.send(subject.encode(), reply.encode(), header, data)
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        """Publish a core message, at most once.
+
+        A refusal by permissions arrives later: listen with ``on_denied``.
+
+        Raises:
+            Unavailable: There is no connection, or the server does not read.
+            TooLarge: Headers and data together exceed ``max_payload``.
+        """
+        self.send(subject, encode(headers), data, reply)
+
+    async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
+        """Call back for each message, one at a time, across reconnects, until unsubscribed.
+
+        What the callback raises is logged. Returns when the broker has the subscription, or at once
+        if there is no connection.
+
+        Raises:
+            Denied: The broker's permissions refuse the subject.
+        """
+        mailbox = Mailbox(callback)
+        subscription = await self.attach(subject, mailbox.put, queue=queue)
+        subscription.task = asyncio.create_task(mailbox.run(), name=f"sub-{subject}")
+        return subscription
+
+    async def attach(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
+        """Like ``subscribe``, with a plain function that gets raw bytes on the reading path."""
+        subscription = self._attach(subject, sink, queue)
+        client = self._client
+        if client is not None:
+            self._activate(client, subscription)
+            try:
+                await client.round_trip(DEFAULT_TIMEOUT_MS)
+            except TimeoutError:
+                client.lose("no answer to a ping")
+            if subscription.denied:
+                await self.detach(subscription)
+                raise Denied(f"subscribing to {subject} is refused", subject=subject)
+        return subscription
+
+    async def detach(self, subscription: Subscription) -> None:
+        """Stop receiving for ``subscription``."""
+        if self._subscriptions.pop(subscription.sid, None) is None or self._client is None:
+            return
+        self._client.sinks.pop(subscription.sid, None)
+        self._client.put(b"UNSUB %b\r\n" % subscription.sid)
+
+    def new_inbox(self) -> str:
+        """A reply subject of our own, below the permitted prefix."""
+        return f"{self._options.inbox_prefix}.{secrets.token_hex(11)}"
+
+    async def flush(self, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+        """Wait until the server has processed everything sent so far.
+
+        Raises:
+            Unavailable: There is no connection.
+            Unknown: No answer in time.
+        """
+        client = self._client
+        if client is None:
+            raise Unavailable(self._why_not())
+        try:
+            await client.round_trip(timeout_ms)
+        except TimeoutError:
+            raise dialing.no_answer(timeout_ms) from None
+
+    async def close(self, timeout_ms: int = 2_000) -> None:
+        """Send what is queued, then close for good; in-flight requests become unknown."""
+        client = self._client
+        if client is not None and not client.lost.done():
+            with contextlib.suppress(TimeoutError):
+                await client.round_trip(max(1, timeout_ms - 1_000))
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
+        for subscription in self._subscriptions.values():
+            if subscription.task is not None:
+                subscription.task.cancel()
+        self._subscriptions.clear()
+        self._finish("closed")
+
+    # What follows runs in the supervisor.
+
+    async def _supervise(self, client: WireClient | None) -> None:
+        watchdog: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if client is None:
+                    client = await self._dial_until_accepted()
+                    if client is None:
+                        return
+                watchdog = asyncio.create_task(self._watch(client), name=f"watch-{self._name}")
+                reason = await client.lost
+                watchdog.cancel()
+                self._lose(reason)
+                await client.discard()
+                client = None
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            _log.exception("bus_supervisor_failed")
+            self._finish(f"internal: {type(error).__name__}")
+        finally:
+            if watchdog is not None:
+                watchdog.cancel()
+            self._lose("the connection was closed", intended=True)
+            if client is not None:
+                await client.discard()
+
+    async def _dial_once(self) -> WireClient:
+        error: BusError | None = None
+        for target in self._pool.targets():
+            try:
+                return await dialing.dial(
+                    target, self._options, name=self._name, violations=self._on_violation
+                )
+            except BusError as failed:
+                error = failed
+                self.last_error = failed.message
+        raise error or Unavailable("no server is configured")
+
+    async def _dial_until_accepted(self) -> WireClient | None:
+        started = self._loop.time()
+        refused_since: float | None = None
+        next_log = started
+        attempt = 0
+        while True:
+            try:
+                client = await self._dial_once()
+                try:
+                    await self._welcome(client)
+                except BaseException:
+                    await client.discard()
+                    raise
+            except BusError as error:
+                self.last_error = error.message
+                now = self._loop.time()
+                if dialing.is_refusal(error):
+                    refused_since = now if refused_since is None else refused_since
+                    if (now - refused_since) * 1000 >= self._options.refused_limit_ms:
+                        self._finish(f"the broker refuses our credentials: {error.message}")
+                        return None
+                else:
+                    refused_since = None
+                if now >= next_log:
+                    _log.warning("broker_unreachable", error=error.message, attempts=attempt + 1)
+                    next_log = now + _LOG_EVERY_S
+                await asyncio.sleep(_BACKOFF_MS[min(attempt, len(_BACKOFF_MS) - 1)] / 1000)
+                attempt += 1
+            else:
+                away_ms = int((self._loop.time() - started) * 1000)
+                _log.info("broker_connected", attempts=attempt + 1, away_ms=away_ms)
+                return client
+
+    async def _welcome(self, client: WireClient) -> None:
+        """Make the subscriptions, prove them with a round trip, then let requests in."""
+        for subscription in self._subscriptions.values():
+            self._activate(client, subscription)
+        try:
+            took_us = await client.round_trip(self._options.connect_timeout_ms)
+        except TimeoutError:
+            raise Unavailable("the broker does not answer") from None
+        if client.lost.done():
+            raise dialing.lost_error(client)
+        self.rtt_ms = took_us / 1000
+        self._max_payload = int(client.info.get("max_payload", self._max_payload))
+        self._version = dialing.parse_version(str(client.info.get("version", "")))
+        self.last_error = ""
+        self._client = client
+        self._up.set()
+        for hook in list(self._hooks):
+            await self._run_hook(hook, client)
+
+    async def _run_hook(self, hook: ConnectHook, client: WireClient) -> None:
+        try:
+            async with asyncio.timeout(_HOOK_LIMIT_S):
+                await hook(client)
+        except Exception:
+            _log.exception("connect_hook_failed")
+
+    async def _watch(self, client: WireClient) -> None:
+        interval_s = self._options.watchdog_interval_ms / 1000
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                self.rtt_ms = await client.round_trip(self._options.connect_timeout_ms) / 1000
+            except TimeoutError:
+                client.lose("no answer to a ping")
+                return
+
+    def _lose(self, reason: str, *, intended: bool = False) -> None:
+        if self._client is None:
+            return
+        self._pool.learn(self._client)
+        self._client = None
+        self._up.clear()
+        self.last_error = reason
+        if not intended:
+            self.reconnects += 1
+            _log.warning("broker_lost", reason=reason, in_flight=len(self._requests))
+        self._requests.fail_all(reason)
+
+    def _finish(self, reason: str) -> None:
+        if not self.closed.done():
+            self.closed.set_result(reason)
+        self._lose(reason)
+        self.last_error = reason
+
+    def _ready(self, subject: str, size: int) -> WireClient:
+        client = self._client
+        if client is None or client.lost.done():
+            raise Unavailable(self._why_not(), subject=subject)
+        if size > self._max_payload:
+            raise TooLarge(f"{size} bytes exceed the broker's {self._max_payload}", subject=subject)
+        if not subject or _BLANK.search(subject) is not None:
+            raise ValueError("a subject is not empty and holds no blank")
+        if client.unsent_bytes > MAX_UNSENT_BYTES:
+            raise Unavailable("the broker does not read what is sent", subject=subject)
+        return client
+
+    def _why_not(self) -> str:
+        return f"not connected: {self.last_error or 'the broker was not reached yet'}"
+
+    def _attach(self, subject: str, sink: Sink, queue: str = "") -> Subscription:
+        if not subject or _BLANK.search(subject + queue) is not None:
+            raise ValueError("a subject is not empty and holds no blank")
+        self._next_sid += 1
+        subscription = Subscription(self, b"%d" % self._next_sid, subject, queue, sink)
+        self._subscriptions[subscription.sid] = subscription
+        return subscription
+
+    @property
+    def _inbox_subscription(self) -> Subscription:
+        return next(iter(self._subscriptions.values()))
+
+    def _activate(self, client: WireClient, subscription: Subscription) -> None:
+        subscription.denied = False
+        client.sinks[subscription.sid] = subscription.sink
+        client.put(subscription.command)
+
+    def _on_answer(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
+        self._requests.answer(subject[len(self._inbox_bytes) :], header, data)
+
+    def _on_violation(self, violation: Violation) -> None:
+        """Fail what was refused at once; it would look like a timeout otherwise.
+
+        The broker does not say which of several messages on one subject it refused. All of them
+        fail: if the right was taken away between two of them, the first may have been stored.
+        """
+        self.denials += 1
+        subject = violation.subject
+        error = Denied(f"{violation.kind} is refused on {subject}", subject=subject)
+        if violation.kind == "subscribe":
+            for subscription in self._subscriptions.values():
+                if subscription.subject == subject:
+                    subscription.denied = True
+        elif violation.kind == "reply":
+            self._requests.fail(subject[len(self._inbox) :].encode(), error)
+        else:
+            self._requests.fail_subject(subject, error)
+        for listener in list(self._deny_listeners.get(subject, ())):
+            listener(error)
+        now = self._loop.time()
+        if now - self._last_denied_log >= 1.0:
+            self._last_denied_log = now
+            _log.warning("permission_denied", kind=violation.kind, subject=subject)

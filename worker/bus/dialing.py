@@ -1,0 +1,167 @@
+"""Getting from a URL to an accepted client, and saying plainly why not."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+
+from worker.bus import nkey
+from worker.bus.errors import BusError, TlsRefused, Unauthenticated, Unavailable, Unknown
+from worker.bus.options import ConnectOptions, TlsOptions
+from worker.bus.wire import Violation, WireClient, is_refusal_text
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One server to try.
+
+    Attributes:
+        url: ``nats://host:port`` or ``tls://host:port``.
+        tls_name: Name to expect in its certificate where the URL holds a bare address.
+    """
+
+    url: str
+    tls_name: str | None = None
+
+
+class Pool:
+    """The configured servers, and what the cluster told us about the others."""
+
+    def __init__(self, servers: tuple[str, ...]) -> None:
+        for url in servers:
+            parts = urlsplit(url if "//" in url else f"nats://{url}")
+            if parts.scheme not in ("nats", "tls") or not parts.hostname:
+                raise ValueError("a server is nats://host:port or tls://host:port")
+        self._configured = [Target(url if "//" in url else f"nats://{url}") for url in servers]
+        self._learned: list[Target] = []
+
+    def targets(self) -> list[Target]:
+        """Every server known, the configured ones first."""
+        return [*self._configured, *self._learned]
+
+    def learn(self, client: WireClient) -> None:
+        """Remember the cluster's other servers, as the last client heard of them."""
+        configured = {urlsplit(target.url).netloc.rpartition("@")[2] for target in self._configured}
+        first = urlsplit(self._configured[0].url)
+        self._learned = [
+            Target(f"{first.scheme}://{uri.netloc}", first.hostname)
+            for uri in client.discovered_servers
+            if uri.netloc not in configured
+        ][:64]
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """The numbers of a server version; zeros if it has none."""
+    found = _VERSION.match(text)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
+
+
+def is_refusal(error: BusError) -> bool:
+    """Whether a reachable broker refused us."""
+    return isinstance(error, Unauthenticated)
+
+
+def no_answer(timeout_ms: int) -> Unknown:
+    """The error of a round trip that took too long."""
+    return Unknown(f"the broker did not answer within {timeout_ms} ms")
+
+
+def lost_error(client: WireClient) -> BusError:
+    """Why a client was lost, as an error."""
+    reason = client.lost.result() if client.lost.done() else "lost"
+    return Unauthenticated(reason) if client.refused else Unavailable(reason)
+
+
+async def dial(
+    target: Target,
+    options: ConnectOptions,
+    *,
+    name: str,
+    violations: Callable[[Violation], None],
+) -> WireClient:
+    """Connect to one server and authenticate, within ``connect_timeout_ms``.
+
+    Raises:
+        Unavailable: It cannot be reached or does not speak NATS.
+        Unauthenticated: It refuses our credentials, or they cannot be read.
+        TlsRefused: TLS was asked for and it has none, or its certificate is not accepted.
+    """
+    parts = urlsplit(target.url)
+    want_tls = parts.scheme == "tls" or options.tls is not None
+    client = WireClient(want_tls=want_tls, violations=violations)
+    shown = f"{parts.hostname}:{parts.port or 4222}"
+    try:
+        arguments = _credentials(options, client) | _tls(options.tls, target)
+        async with asyncio.timeout(options.connect_timeout_ms / 1000):
+            await client.connect(
+                servers=[target.url],
+                name=name,
+                allow_reconnect=False,
+                connect_timeout=max(1, options.connect_timeout_ms // 1000),
+                ping_interval=options.ping_interval_s,
+                pending_size=0,
+                inbox_prefix=options.inbox_prefix,
+                error_cb=_ignore,
+                **arguments,
+            )
+    except BaseException as error:
+        await client.discard()
+        if isinstance(error, BusError):
+            raise
+        if isinstance(error, TimeoutError):
+            raise Unavailable(f"{shown} did not accept us in time") from error
+        if isinstance(error, nkey.SeedError):
+            raise Unauthenticated(str(error)) from error
+        if isinstance(error, nats.errors.Error) and is_refusal_text(str(error)):
+            raise Unauthenticated(f"{shown} refuses our credentials") from error
+        if isinstance(error, OSError) and type(error).__module__ == "ssl":
+            raise TlsRefused(f"TLS with {shown} failed: {_reason(error)}") from error
+        if isinstance(error, OSError | nats.errors.Error | ValueError):
+            raise Unavailable(f"{shown} cannot be reached: {_reason(error)}") from error
+        raise
+    return client
+
+
+async def _ignore(error: Exception) -> None:
+    """nats-py reports here what it also raises."""
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _tls(tls: TlsOptions | None, target: Target) -> dict[str, Any]:
+    if tls is None:
+        return {"tls_hostname": target.tls_name} if target.tls_name else {}
+    try:
+        context = tls.context()
+    except OSError as error:
+        raise TlsRefused(f"the TLS files cannot be used: {_reason(error)}") from error
+    arguments: dict[str, Any] = {"tls": context, "tls_handshake_first": tls.handshake_first}
+    hostname = tls.hostname or target.tls_name
+    if hostname:
+        arguments["tls_hostname"] = hostname
+    return arguments
+
+
+def _credentials(options: ConnectOptions, client: WireClient) -> dict[str, Any]:
+    if options.creds_file is not None:
+        credentials = nkey.read_credentials(options.creds_file)
+        client.use_nkey(None)
+        return {
+            "user_jwt_cb": lambda: credentials.jwt.encode(),
+            "signature_cb": credentials.sign,
+        }
+    if options.nkey_seed_file is not None:
+        seed = nkey.read_seed(options.nkey_seed_file)
+        client.use_nkey(seed.public_key)
+        return {"signature_cb": seed.sign}
+    if options.user is not None:
+        return {"user": options.user, "password": options.password or ""}
+    return {}
