@@ -5,6 +5,9 @@ from typing import Final
 MAX_BODY_BYTES: Final = 64 * 1024
 """A command, query or record body larger than this is refused unread."""
 
+MAX_RECORD_BYTES: Final = 256 * 1024
+"""A stored record may be larger than the command it came with, since it says more."""
+
 MAX_DEPTH: Final = 64
 """Levels of nesting a body may have; the body itself is level one."""
 

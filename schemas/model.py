@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from schemas import strict_json
 from schemas.codes import BadInput, Code
+from schemas.limits import MAX_BODY_BYTES
 from schemas.strict_json import JsonObject
 
 VERSION = 1
@@ -36,13 +37,13 @@ class Closed(BaseModel):
             raise _refusal(error.errors(include_url=False, include_input=False)[0]) from None
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Self:
+    def from_bytes(cls, raw: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Self:
         """Parse strictly, then check.
 
         Raises:
             BadInput: As ``strict_json.loads`` and ``from_object``.
         """
-        return cls.from_object(strict_json.loads(raw))
+        return cls.from_object(strict_json.loads(raw, max_bytes=max_bytes))
 
     def to_object(self) -> JsonObject:
         """The JSON object with absent optional fields left out, in the order of the contract."""

@@ -23,6 +23,9 @@ class Names:
             raise BadInput("root", "bad-token", "root must match [A-Za-z0-9_-]{1,32}")
         if not tokens.is_space(self.space):
             raise BadInput("space", "bad-token", "space must match [A-Za-z0-9_-]{1,64}")
+        if self.space.startswith("REQ_"):
+            # EPT_REQ_x would be both the timers of space REQ_x and the requests of space x.
+            raise BadInput("space", "reserved-space", "a space must not begin with REQ_")
 
     @property
     def prefix(self) -> str:

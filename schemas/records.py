@@ -1,6 +1,7 @@
 """Durable records of the checkpoint plane (spec/checkpoints.md, Records).
 
-Field names are those of Cotal's wire, hence their case. Records are parsed strictly: one that does
+Field names and their order are those of Cotal's wire, hence their case; a status carries no version
+there, so it carries none here. Records are parsed strictly: one that does
 not fit its schema is garbled, and nobody acts on it or repairs it.
 """
 
@@ -36,10 +37,10 @@ class GoalCaller(Closed):
 
 
 class Goal(Closed):
-    """What the paused run works towards."""
+    """What the paused run works towards; foreign records may name it with any non-empty string."""
 
     caller: GoalCaller
-    goalId: Name
+    goalId: NonEmpty
 
 
 class Signer(Closed):
@@ -64,11 +65,11 @@ class SpecRecord(Message):
     """``cp.<endpoint>.<token>.spec``: written once, at the mint."""
 
     token: Name
+    goal: Goal | None = None
+    obligations: list[Obligation] | None = None
     holder: Holder
     mintedAt: Instant
     initialDeadline: Instant
-    goal: Goal | None = None
-    obligations: list[Obligation] | None = None
 
     @model_validator(mode="after")
     def _obligations_need_a_goal(self) -> "SpecRecord":
@@ -77,7 +78,7 @@ class SpecRecord(Message):
         return self
 
 
-class StatusRecord(Message):
+class StatusRecord(Closed):
     """``cp.<endpoint>.<token>.status``: changed by compare-and-set only.
 
     Attributes:
@@ -96,9 +97,9 @@ class StatusRecord(Message):
     deadline: Instant
     observedSpecRevision: Generation
     settledGeneration: Generation | None = None
-    settledTs: Instant | None = None
     settledHolder: Holder | None = None
     settledAnswerId: Name | None = None
+    settledTs: Instant | None = None
 
     @model_validator(mode="after")
     def _fields_fit_the_state(self) -> "StatusRecord":
@@ -126,9 +127,9 @@ class SettleFact(Message):
     token: Name
     settle: Settled
     generation: Generation
-    ts: Instant
     holder: Holder | None = None
     answerId: Name | None = None
+    ts: Instant
 
     @model_validator(mode="after")
     def _fields_fit_the_settlement(self) -> "SettleFact":
@@ -180,14 +181,16 @@ class AnswerRecord(Message):
         at: When.
         value: Any JSON value; absent is the same as null.
         artifact: Digest of what was shown.
+        supersedes: On a foreign amendment, the answer it amends; we write none.
     """
 
     token: Name
     answerId: Name
-    by: NonEmpty
-    at: Instant
     value: Any = None
     artifact: NonEmpty | None = None
+    by: NonEmpty
+    at: Instant
+    supersedes: NonEmpty | None = None
 
 
 def canonical(value: Any) -> bytes:

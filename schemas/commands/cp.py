@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from schemas.model import Body, Closed, Query
 from schemas.records import Goal, Obligation, PromptRecord
-from schemas.tokens import Generation, HexDigest, Instant, Principal, Uid
+from schemas.tokens import Generation, HexDigest, Instant, Name, Principal, Uid
 
 Artifact = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 """Digest (or other short name) of what the answering person was shown."""
@@ -26,6 +26,16 @@ class MintHolder(Closed):
 
     id: Principal
     lifecycleUid: Uid
+
+
+class MintGoal(Goal):
+    """A goal as a mint may name it: its id is a token.
+
+    Attributes:
+        goalId: ``[A-Za-z0-9_-]{1,64}``.
+    """
+
+    goalId: Name
 
 
 class Mint(Body):
@@ -44,7 +54,7 @@ class Mint(Body):
 
     deadline_at_ms: Instant
     holder: MintHolder | None = None
-    goal: Goal | None = None
+    goal: MintGoal | None = None
     obligations: list[Obligation] | None = None
     prompt: PromptRecord | None = None
 
