@@ -7,6 +7,7 @@ A crash at any point leaves the file as it was after some whole batch, and the w
 (DESIGN sections 1, 3 and 5).
 """
 
+import functools
 import hashlib
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from worker.ledger.marks import LogMarks
 from worker.ledger.plane import Plane
 from worker.ledger.store import FIRST_RULESET
 from worker.ledger.system import Stop
-from worker.ledger.tx import Kind, OutRow, Tx
+from worker.ledger.tx import Kind, Outbox, OutRow, Tx
 
 KNOWN_RULESETS: Final = frozenset({FIRST_RULESET})
 """Rulesets this version can fold under."""
@@ -98,14 +99,14 @@ class Batch:
     Attributes:
         applied: Commands folded.
         watermark: Sequence reached, committed.
-        rows: Outbox rows written, each with its id and its command's sequence, in order.
+        rows: Outbox rows written, in order.
         stop: Why the next command was not folded, if it must not be; ``None`` if all were.
         ticked: Whether a tick was among them.
     """
 
     applied: int
     watermark: int
-    rows: tuple[tuple[int, int, OutRow], ...]
+    rows: tuple[OutRow, ...]
     stop: Stop | None
     ticked: bool
 
@@ -134,9 +135,7 @@ class Fold:
         self._system = system.System(planes, rulesets)
         self._memory = memory.Memory(db)
         self._marks = LogMarks(db)
-        self._rows: list[tuple[int, int, int, int, int, str, bytes]] = []
-        self._said: list[tuple[int, int, OutRow]] = []
-        self._next_out = 0
+        self._outbox = Outbox()
         self._ticked = False
         self.state = self._load()
 
@@ -168,7 +167,8 @@ class Fold:
             applied, stop = 0, None
             for message in messages:
                 seq = message.seq
-                stop = self._fold(message, say_from_ms)
+                self._outbox.muted = message.time_ms < say_from_ms
+                stop = self._fold(message)
                 if stop is not None:
                     break
                 applied += 1
@@ -186,15 +186,15 @@ class Fold:
             if db.in_transaction:
                 db.rollback()
                 self.reload()
-        batch = Batch(applied, self.state.watermark, tuple(self._said), stop, self._ticked)
-        self._said.clear()
+        rows = tuple(self._outbox.rows)
+        batch = Batch(applied, self.state.watermark, rows, stop, self._ticked)
+        self._outbox.rows.clear()
         self._ticked = False
         return batch
 
     def reload(self) -> None:
         """Read the state again from the file, as after a rollback or a rebase."""
-        self._rows.clear()
-        self._said.clear()
+        self._outbox.rows.clear()
         self._ticked = False
         self._memory.reload()
         self._marks.reload()
@@ -202,15 +202,14 @@ class Fold:
 
     def _load(self) -> State:
         last = self._db.execute("SELECT max(id) FROM outbox").fetchone()[0]
-        self._next_out = max(self._next_out, (last or 0) + 1)
+        self._outbox.next_id = max(self._outbox.next_id, (last or 0) + 1)
         return State(*self._db.execute(_LOAD).fetchone())
 
     def _write(self) -> None:
         self._memory.flush()
         self._marks.flush()
-        if self._rows:
-            self._db.executemany(_PUT_OUT, self._rows)
-            self._rows.clear()
+        if self._outbox.rows:
+            self._db.executemany(_PUT_OUT, self._outbox.rows)
         state = self.state
         self._db.execute(
             _SAVE,
@@ -227,71 +226,69 @@ class Fold:
     def _commit(self) -> None:
         self._db.execute("COMMIT")
 
-    def _fold(self, message: LogMessage, say_from_ms: int) -> Stop | None:
+    def _fold(self, message: LogMessage) -> Stop | None:
         state, seq = self.state, message.seq
         if seq != state.watermark + 1:
             raise LogGap(state.watermark + 1, seq)
         now_ms = max(state.now_ms, message.time_ms)
-        subject, data = message.subject, message.data
-        digest = memory.digest_of(subject, data)
-        derived = f"{DERIVED_PREFIX}{state.epoch}-{seq:016d}"
-        out: list[OutRow] = []
+        digest = memory.digest_of(message.subject, message.data)
+        command_id = f"{DERIVED_PREFIX}{state.epoch}-{seq:016d}"
+        speaker, plane, verb = None, "", ""
+        said_before = len(self._outbox.rows)
+        tail: bytes | Stop | None
         try:
-            command = subjects.parse_command(self._names, subject)
-        except BadInput as bad:
-            tail = _tail(Refusal.of(bad))
-            target = subjects.result(self._names, None, "", "", f"{state.epoch}-{seq}")
-            self._finish(message, now_ms, digest, derived, target, tail, out, say_from_ms)
-            return None
-        command_id, given = derived, None
-        try:
+            command = subjects.parse_command(self._names, message.subject)
+            speaker, plane, verb = command.speaker, command.plane, command.verb
             given = _command_id(message.headers)
-            command_id = given or derived
-            _allowed(command)
+            if given is not None:
+                command_id = given
+            _check_allowed(speaker.principal, plane, verb)
             tx = Tx(
                 self._db,
                 self._names,
                 state.epoch,
                 seq,
                 now_ms,
-                command.speaker,
+                speaker,
                 command_id,
                 state.ruleset,
-                out,
+                self._outbox,
             )
-            if command.plane == "sys" and command.verb == "tick":
-                BODIES["sys", "tick"].from_bytes(data)
-                self._in_savepoint(lambda: self._tick(tx))
-                self._ticked = True
-                self._advance(message, now_ms, digest, out, say_from_ms)
-                return None
-            tail_or_stop = self._answer(tx, command, given, digest, data)
-            if isinstance(tail_or_stop, Stop):
-                return tail_or_stop
-            tail = tail_or_stop
+            if plane == "sys" and verb == "tick":
+                self._tick(tx, message.data)
+                tail = None
+            else:
+                tail = self._answer(tx, command, given is not None, digest, message.data)
         except BadInput as bad:
-            out.clear()
+            del self._outbox.rows[said_before:]
             tail = _tail(Refusal.of(bad))
-        target = subjects.result(
-            self._names, command.speaker, command.plane, command.verb, f"{state.epoch}-{seq}"
-        )
-        self._finish(message, now_ms, digest, command_id, target, tail, out, say_from_ms)
+        if isinstance(tail, Stop):
+            return tail
+        if tail is not None:
+            result_id = f"{state.epoch}-{seq}"
+            subject = subjects.result(self._names, speaker, plane, verb, result_id)
+            self._say_result(seq, now_ms, subject, command_id, result_id, tail)
+        state.now_ms = now_ms
+        state.watermark = seq
+        state.ordinal += 1
+        self._memory.forget_old(now_ms)
+        self._marks.add(message, digest)
         return None
 
     def _answer(
-        self, tx: Tx, command: Command, given: str | None, digest: bytes, data: bytes
+        self, tx: Tx, command: Command, given: bool, digest: bytes, data: bytes
     ) -> bytes | Stop:
         """The verdict part of the result: recorded, or judged now and recorded."""
-        principal = command.speaker.principal
         plane = self._planes.get(command.plane)
-        known = self._memory.find(principal, tx.command_id, tx.now_ms) if given else None
+        key = memory.key_of(command.speaker.principal, tx.command_id)
+        known = self._memory.find(key, tx.now_ms) if given else None
         anew = plane is not None and command.verb in plane.judged_anew
         if known is not None:
             if known.digest != digest:
                 return _REUSED
             if not anew:
                 return known.verdict
-        elif given is not None and given.startswith(DERIVED_PREFIX):
+        elif given and tx.command_id.startswith(DERIVED_PREFIX):
             raise BadInput(
                 headers.COMMAND,
                 "reserved-command-id",
@@ -303,14 +300,7 @@ class Fold:
             return verdict
         tail = _tail(verdict)
         if known is None:
-            self._memory.add(
-                self.state.ordinal + 1,
-                principal,
-                tx.command_id,
-                tx.now_ms,
-                digest,
-                b"" if anew else tail,
-            )
+            self._memory.add(self.state.ordinal + 1, tx.now_ms, key, digest, b"" if anew else tail)
         return tail
 
     def _judge(self, tx: Tx, plane: Plane | None, command: Command, body: object) -> Verdict | Stop:
@@ -337,7 +327,13 @@ class Fold:
         db.execute("RELEASE command")
         return value
 
-    def _tick(self, tx: Tx) -> None:
+    def _tick(self, tx: Tx, data: bytes) -> None:
+        """Let time pass; a tick is not remembered and gets no result."""
+        BODIES["sys", "tick"].from_bytes(data)
+        self._in_savepoint(lambda: self._pass_time(tx))
+        self._ticked = True
+
+    def _pass_time(self, tx: Tx) -> None:
         for plane in self._planes.values():
             plane.tick(tx)
         self._after_all(tx)
@@ -347,53 +343,14 @@ class Fold:
             if plane.after is not None:
                 plane.after(tx)
 
-    def _finish(
-        self,
-        message: LogMessage,
-        now_ms: int,
-        digest: bytes,
-        command_id: str,
-        target: str,
-        tail: bytes,
-        out: list[OutRow],
-        say_from_ms: int,
+    def _say_result(
+        self, seq: int, now_ms: int, subject: str, command_id: str, result_id: str, tail: bytes
     ) -> None:
-        """Chain the result, put it before what else was said, and advance."""
-        state = self.state
-        plain = (
-            f'{{"v":1,"command_id":"{command_id}","id":"{state.epoch}-{message.seq}",'
-            f'"at_ms":{now_ms},'.encode()
-            + tail
-            + b"}"
-        )
-        state.chain = chained(state.chain, plain)
-        body = plain[:-1] + b',"chain":"' + state.chain.encode() + b'"}'
-        out.insert(0, OutRow(Kind.RESULT, target, body))
-        self._advance(message, now_ms, digest, out, say_from_ms)
-
-    def _advance(
-        self,
-        message: LogMessage,
-        now_ms: int,
-        digest: bytes,
-        out: list[OutRow],
-        say_from_ms: int,
-    ) -> None:
-        state = self.state
-        state.now_ms = now_ms
-        state.watermark = message.seq
-        state.ordinal += 1
-        self._memory.forget_old(now_ms)
-        self._marks.add(message, digest)
-        for row in out:
-            if message.time_ms < say_from_ms and row.kind is not Kind.DELETE:
-                continue
-            number = self._next_out
-            self._next_out += 1
-            self._rows.append(
-                (number, message.seq, now_ms, row.kind, row.expect, row.subject, row.body)
-            )
-            self._said.append((number, message.seq, row))
+        head = f'{{"v":1,"command_id":"{command_id}","id":"{result_id}","at_ms":{now_ms},'
+        plain = b"%b%b}" % (head.encode(), tail)
+        self.state.chain = chained(self.state.chain, plain)
+        body = b'%b,"chain":"%b"}' % (plain[:-1], self.state.chain.encode())
+        self._outbox.say(seq, now_ms, Kind.RESULT, subject, body)
 
 
 def chained(previous: str, plain: bytes) -> str:
@@ -423,18 +380,26 @@ def _command_id(given: Mapping[str, str]) -> str | None:
     return command_id
 
 
-def _allowed(command: Command) -> None:
-    if command.plane not in LEDGER_PLANES:
-        raise BadInput("subject", "unknown-plane", "the subject names no plane of the ledger")
-    if (command.plane, command.verb) not in BODIES:
-        raise BadInput("subject", "unknown-verb", "the plane has no such verb")
-    if not roles.may_speak(command.speaker.principal, command.plane, command.verb):
-        raise BadInput(
+def _check_allowed(principal: str, plane: str, verb: str) -> None:
+    refused = _why_not(principal, plane, verb)
+    if refused is not None:
+        raise refused
+
+
+@functools.lru_cache(maxsize=4096)
+def _why_not(principal: str, plane: str, verb: str) -> BadInput | None:
+    if plane not in LEDGER_PLANES:
+        return BadInput("subject", "unknown-plane", "the subject names no plane of the ledger")
+    if (plane, verb) not in BODIES:
+        return BadInput("subject", "unknown-verb", "the plane has no such verb")
+    if not roles.may_speak(principal, plane, verb):
+        return BadInput(
             "subject",
             "wrong-role",
             "this principal may not send this verb",
             code=Code.PERMISSION_DENIED,
         )
+    return None
 
 
 def _tail(verdict: Verdict) -> bytes:

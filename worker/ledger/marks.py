@@ -28,7 +28,7 @@ def fingerprint(message: "LogMessage", digest: bytes | None = None) -> bytes:
     """
     if digest is None:
         digest = memory.digest_of(message.subject, message.data)
-    rest = repr((message.time_ms, sorted(message.headers.items()))).encode()
+    rest = f"{message.time_ms}{list(message.headers.items())}".encode()
     return hashlib.blake2b(digest + rest, digest_size=PRINT_BYTES).digest()
 
 

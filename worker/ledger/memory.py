@@ -16,10 +16,8 @@ REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
 FORGOTTEN_PER_COMMAND: Final = 2
 """Rows that one command forgets at most, so that a quiet month costs no long transaction."""
 
-_FIND = (
-    "SELECT ordinal, at_ms, digest, verdict FROM commands WHERE principal = ? AND command_id = ?"
-)
-_INSERT = "INSERT INTO commands VALUES (?, ?, ?, ?, ?, ?)"
+_FIND = "SELECT ordinal, at_ms, digest, verdict FROM commands WHERE key = ?"
+_INSERT = "INSERT INTO commands VALUES (?, ?, ?, ?, ?)"
 _OLDEST = "SELECT ordinal, at_ms FROM commands ORDER BY ordinal LIMIT 1"
 _FORGET = "DELETE FROM commands WHERE ordinal = ?"
 _FORGET_BEFORE = "DELETE FROM commands WHERE ordinal < ? AND at_ms < ?"
@@ -29,6 +27,14 @@ _NEVER: Final = 2**63
 def digest_of(subject: str, body: bytes) -> bytes:
     """Digest of a command's subject and body: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(b"%b\0%b" % (subject.encode(), body), digest_size=16).digest()
+
+
+def key_of(principal: str, command_id: str) -> bytes:
+    """What a command is remembered under: 16 bytes of BLAKE2b.
+
+    A short key of fixed length keeps the one index that every command writes to small.
+    """
+    return hashlib.blake2b(f"{principal}\0{command_id}".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Memory:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._pending: dict[tuple[str, str], tuple[int, str, str, int, bytes, bytes]] = {}
+        self._pending: dict[bytes, tuple[int, int, bytes, bytes, bytes]] = {}
         self._oldest_ms = _NEVER
         self.reload()
 
@@ -62,12 +68,12 @@ class Memory:
         oldest = self._db.execute(_OLDEST).fetchone()
         self._oldest_ms = _NEVER if oldest is None else oldest[1]
 
-    def find(self, principal: str, command_id: str, now_ms: int) -> Remembered | None:
+    def find(self, key: bytes, now_ms: int) -> Remembered | None:
         """Look a command up; one older than 30 days is not remembered any more."""
-        pending = self._pending.get((principal, command_id))
+        pending = self._pending.get(key)
         if pending is not None:
-            return Remembered(pending[4], pending[5])
-        row = self._db.execute(_FIND, (principal, command_id)).fetchone()
+            return Remembered(pending[3], pending[4])
+        row = self._db.execute(_FIND, (key,)).fetchone()
         if row is None:
             return None
         ordinal, at_ms, digest, verdict = row
@@ -76,24 +82,9 @@ class Memory:
             return None
         return Remembered(digest, verdict)
 
-    def add(
-        self,
-        ordinal: int,
-        principal: str,
-        command_id: str,
-        now_ms: int,
-        digest: bytes,
-        verdict: bytes,
-    ) -> None:
+    def add(self, ordinal: int, now_ms: int, key: bytes, digest: bytes, verdict: bytes) -> None:
         """Remember a command that ``find`` did not know."""
-        self._pending[principal, command_id] = (
-            ordinal,
-            principal,
-            command_id,
-            now_ms,
-            digest,
-            verdict,
-        )
+        self._pending[key] = (ordinal, now_ms, key, digest, verdict)
         if now_ms < self._oldest_ms:
             self._oldest_ms = now_ms
 

@@ -15,14 +15,13 @@ CREATE TABLE fold (
 
 CREATE TABLE commands (
     ordinal INTEGER PRIMARY KEY,
-    principal TEXT NOT NULL,
-    command_id TEXT NOT NULL,
     at_ms INTEGER NOT NULL CHECK (at_ms >= 0),
+    key BLOB NOT NULL CHECK (length(key) = 16),
     digest BLOB NOT NULL CHECK (length(digest) = 16),
     verdict BLOB NOT NULL
 ) STRICT;
 
-CREATE UNIQUE INDEX commands_by_id ON commands (principal, command_id);
+CREATE UNIQUE INDEX commands_by_key ON commands (key);
 
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY,

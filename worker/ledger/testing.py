@@ -121,7 +121,7 @@ class FoldDriver:
 
     def _results(self, batch: Batch) -> list[dict[str, Any]]:
         results = []
-        for _, _, row in batch.rows:
+        for row in batch.rows:
             if row.kind is Kind.RESULT:
                 results.append(json.loads(row.body))
             else:

@@ -1,8 +1,9 @@
 """The open transaction that a transition works in, and what it may say to the outside."""
 
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from schemas import headers, strict_json, subjects
 from schemas.names import Names
@@ -21,26 +22,58 @@ class Kind(IntEnum):
     """Deletes one revision of a sealed payload instead of publishing to ``RES``."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutRow:
-    """One message the fold owes to the outside.
+class OutRow(NamedTuple):
+    """One message the fold owes to the outside; a row of the table ``outbox``.
 
     Attributes:
+        id: Its place among all rows of this replica; ids may have gaps.
+        seq: Sequence of the command that said it.
+        at_ms: Log time.
         kind: What it is.
-        subject: Where it goes; created there, never overwritten.
+        expect: Last sequence its subject must have: 0 (it is created, never overwritten), or a
+            payload's revision.
+        subject: Where it goes.
         body: Its bytes.
-        expect: Last sequence its subject must have: 0, or a payload's revision.
     """
 
+    id: int
+    seq: int
+    at_ms: int
     kind: Kind
+    expect: int
     subject: str
     body: bytes
-    expect: int = 0
 
     @property
     def headers(self) -> dict[str, str] | None:
         """Headers it is published with."""
         return {headers.KV_OPERATION: "DEL"} if self.kind is Kind.DELETE else None
+
+
+class Outbox:
+    """Collects what one batch says, in order.
+
+    Attributes:
+        rows: The rows of the open batch, not yet written.
+        next_id: Id of the next row.
+        muted: Whether what is said now is too old for anyone to hear; deletions still happen.
+    """
+
+    __slots__ = ("muted", "next_id", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[OutRow] = []
+        self.next_id = 1
+        self.muted = False
+
+    def say(
+        self, seq: int, at_ms: int, kind: Kind, subject: str, body: bytes, expect: int = 0
+    ) -> None:
+        """Add a row."""
+        if self.muted and kind is not Kind.DELETE:
+            return
+        self.rows.append(OutRow(self.next_id, seq, at_ms, kind, expect, subject, body))
+        self.next_id += 1
 
 
 @dataclass(slots=True)
@@ -59,7 +92,7 @@ class Tx:
         speaker: Who speaks, from the subject.
         command_id: The client's id of this command, or one derived from epoch and sequence.
         ruleset: The ruleset in force.
-        out: Messages said so far, in order.
+        outbox: Where messages are said.
     """
 
     db: sqlite3.Connection
@@ -70,7 +103,7 @@ class Tx:
     speaker: Speaker
     command_id: str
     ruleset: int
-    out: list[OutRow] = field(default_factory=list)
+    outbox: Outbox
     _said: int = 0
 
     @property
@@ -88,7 +121,7 @@ class Tx:
             body: What is so; ``v`` and ``at_ms`` are put before it.
         """
         subject = subjects.ledger_fact(self.names, plane, kind, key, self._next_id())
-        self.out.append(OutRow(Kind.FACT, subject, self._body(body)))
+        self._say(Kind.FACT, subject, self._body(body))
 
     def grant(self, owner: Speaker, request_id: str, generation: int, body: JsonObject) -> None:
         """Announce a seat to its owner: ``grant.<owner>.<request id>.<generation>``, created once.
@@ -100,7 +133,7 @@ class Tx:
             body: What the owner needs to know; ``v`` and ``at_ms`` are put before it.
         """
         subject = subjects.grant(self.names, owner, request_id, generation)
-        self.out.append(OutRow(Kind.GRANT, subject, self._body(body)))
+        self._say(Kind.GRANT, subject, self._body(body))
 
     def message(self, owner: Speaker, plane: str, kind: str, body: JsonObject) -> None:
         """Tell one life of one principal something it did not ask for.
@@ -114,7 +147,7 @@ class Tx:
             body: What; ``v`` and ``at_ms`` are put before it.
         """
         subject = subjects.result(self.names, owner, plane, kind, self._next_id())
-        self.out.append(OutRow(Kind.MESSAGE, subject, self._body(body)))
+        self._say(Kind.MESSAGE, subject, self._body(body))
 
     def delete_payload(self, key: str, revision: int) -> None:
         """Delete exactly this revision of a sealed payload, after the commit.
@@ -123,9 +156,10 @@ class Tx:
             key: Its key in the payload bucket.
             revision: The revision that was enqueued; a later one is left alone.
         """
-        self.out.append(
-            OutRow(Kind.DELETE, f"$KV.{self.names.payloads_bucket}.{key}", b"", revision)
-        )
+        self._say(Kind.DELETE, f"$KV.{self.names.payloads_bucket}.{key}", b"", revision)
+
+    def _say(self, kind: Kind, subject: str, body: bytes, expect: int = 0) -> None:
+        self.outbox.say(self.seq, self.now_ms, kind, subject, body, expect)
 
     def _next_id(self) -> str:
         self._said += 1
