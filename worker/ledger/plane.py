@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from schemas.names import Names
 from schemas.results import Verdict
+from schemas.subjects import Speaker
 from worker.ledger.tx import Tx
 
 Handler = Callable[[Tx, tuple[str, ...], Any], Verdict]
@@ -28,6 +30,37 @@ def no_tick(_: Tx) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """What a query sees: the state after some whole batch; it must not write.
+
+    Attributes:
+        db: The connection, outside any transaction.
+        names: The space.
+        now_ms: The later of log time and the broker's clock.
+        epoch: The log's epoch.
+        watermark: Sequence of the last command folded.
+        ruleset: The ruleset in force.
+        speaker: Who asks.
+    """
+
+    db: sqlite3.Connection
+    names: Names
+    now_ms: int
+    epoch: int
+    watermark: int
+    ruleset: int
+    speaker: Speaker
+
+
+Query = Callable[[View, bytes], Verdict]
+"""Answers one query from the tables: (view, raw body) to a verdict.
+
+It runs in the connection's thread, after the fold has reached the ``after`` of the body, if it has
+one. It may raise ``BadInput``.
+"""
+
+
+@dataclass(frozen=True, slots=True)
 class Plane:
     """One plane of the ledger.
 
@@ -44,6 +77,7 @@ class Plane:
         prune: Removes what settled before an instant; what must never be reused stays.
         judged_anew: Verbs that are never answered from the memory of command ids: a repeat is
             judged at its own sequence. Another body under the same id stays a conflict.
+        queries: Name to what answers it (``show`` of the plane ``cap`` is the query ``cap.show``).
     """
 
     name: str
@@ -56,3 +90,4 @@ class Plane:
     on_sys: Mapping[str, Handler] = field(default_factory=lambda: MappingProxyType({}))
     prune: Callable[[Tx, int], None] | None = None
     judged_anew: frozenset[str] = frozenset({"authorize"})
+    queries: Mapping[str, Query] = field(default_factory=lambda: MappingProxyType({}))
