@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
 import structlog
@@ -204,6 +204,11 @@ class Connection:
         header = encode(headers)
         raw, body = await self.begin(subject, header, data, timeout_ms)
         return Msg(subject, "", decode(raw), body)
+
+    def check(self, messages: Iterable[tuple[str, int]]) -> None:
+        """Raise what ``send`` would for any of these subjects and sizes, sending nothing."""
+        for subject, size in messages:
+            self._ready(subject, size)
 
     def send(self, subject: str, header: bytes, data: bytes, reply: str = "") -> None:
         """Publish without an acknowledgement; leaves with this turn of the event loop.

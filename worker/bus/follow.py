@@ -1,0 +1,153 @@
+"""Following part of a stream for ever, across everything that may interrupt it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from worker.bus.errors import BusError, Denied, GapError, StreamMissing
+from worker.bus.jetstream import JetStream
+from worker.bus.messages import StoredMessage
+from worker.bus.reader import BATCH, StreamReader
+
+WAIT_MS: Final = 1_000
+BACKOFF_MS: Final = (100, 250, 500, 1_000, 2_000)
+_log = structlog.get_logger("tidegate.bus")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What came next.
+
+    Attributes:
+        messages: In stream order; empty when the follower has just caught up with nothing new.
+        caught_up: Whether nothing more was stored when the broker sent the last of them.
+    """
+
+    messages: tuple[StoredMessage, ...]
+    caught_up: bool
+
+
+class FilteredReader(StreamReader):
+    """Messages of a stream whose subject matches, from one sequence on, each exactly once."""
+
+    @classmethod
+    async def open(
+        cls,
+        js: JetStream,
+        stream: str,
+        subject: str,
+        *,
+        start_seq: int = 1,
+        headers_only: bool = False,
+        last_per_subject: bool = False,
+        batch: int = BATCH,
+    ) -> "FilteredReader":
+        """Begin to read.
+
+        Args:
+            js: Where.
+            stream: The stream.
+            subject: Filter, with wildcards.
+            start_seq: First sequence wanted.
+            headers_only: Leave the bodies out.
+            last_per_subject: Only the newest of each subject; ``start_seq`` is ignored then.
+            batch: Messages asked for at once.
+
+        Raises:
+            StreamMissing: There is no such stream.
+            BusError: The broker cannot do it now.
+        """
+        reader = cls(js, stream, batch=batch)
+        config: dict[str, Any] = {"filter_subject": subject}
+        if last_per_subject:
+            config["deliver_policy"] = "last_per_subject"
+        else:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start_seq)}
+        if headers_only:
+            config["headers_only"] = True
+        await reader._start(config)
+        return reader
+
+
+class Follower:
+    """Follows the messages of a stream whose subject matches, reopening by itself.
+
+    Args:
+        js: Where.
+        stream: The stream.
+        subject: Filter, with wildcards.
+        start_seq: First sequence wanted.
+        headers_only: Leave the bodies out.
+
+    Attributes:
+        next_seq: Where it goes on; messages before it were handed out.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        subject: str,
+        *,
+        start_seq: int = 1,
+        headers_only: bool = False,
+    ) -> None:
+        self._js = js
+        self._stream = stream
+        self._subject = subject
+        self._headers_only = headers_only
+        self.next_seq = max(1, start_seq)
+
+    async def batches(self, max_n: int) -> AsyncIterator[Batch]:
+        """Batches of up to ``max_n`` messages, for ever; close the iterator to stop.
+
+        The first batch with ``caught_up`` ends what was there at the start. A connection lost or a
+        consumer that vanished is survived; nothing is skipped and nothing comes twice.
+
+        Raises:
+            StreamMissing: The stream is gone.
+            Denied: The broker's permissions refuse reading.
+        """
+        failures = 0
+        while True:
+            try:
+                reader = await FilteredReader.open(
+                    self._js,
+                    self._stream,
+                    self._subject,
+                    start_seq=self.next_seq,
+                    headers_only=self._headers_only,
+                )
+            except (StreamMissing, Denied):
+                raise
+            except BusError as error:
+                if failures == 0:
+                    _log.warning("follow_failed", stream=self._stream, error=error.message)
+                await self._pause(failures)
+                failures += 1
+                continue
+            try:
+                if reader.pending == 0:
+                    yield Batch((), caught_up=True)
+                while True:
+                    messages = await reader.next_batch(max_n, WAIT_MS)
+                    if messages:
+                        failures = 0
+                        self.next_seq = messages[-1].seq + 1
+                        yield Batch(tuple(messages), caught_up=reader.pending == 0)
+            except GapError as gap:
+                _log.info("follow_reopened", stream=self._stream, why=gap.message)
+            finally:
+                await reader.close()
+            await self._pause(failures)
+            failures += 1
+
+    async def _pause(self, failures: int) -> None:
+        connection = self._js.connection
+        if not connection.connected:
+            await connection.wait_connected(BACKOFF_MS[-1])
+        else:
+            await asyncio.sleep(BACKOFF_MS[min(failures, len(BACKOFF_MS) - 1)] / 1000)

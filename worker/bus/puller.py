@@ -1,0 +1,250 @@
+"""Serving a durable consumer: pull, hand out, and survive whatever happens to it."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from worker.bus.delivery import Delivery
+from worker.bus.errors import BusError, ConsumerMissing
+from worker.bus.jetstream import JetStream
+from worker.bus.pulling import PullLink
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+TICK_S: Final = 1.0
+BACKOFF_MS: Final = (100, 250, 500, 1_000, 2_000, 5_000)
+NAK_MS: Final = (250, 1_000, 2_000, 5_000, 10_000, 30_000)
+STOP_LIMIT_MS: Final = 3_000
+LOG_EVERY_S: Final = 30.0
+_log = structlog.get_logger("tidegate.bus")
+
+
+class Puller:
+    """Feeds the messages of one durable consumer to a handler, several at a time.
+
+    The handler acknowledges. What it raises is logged and the message is refused with a growing
+    delay. A durable that vanished is made again from ``config``; while the broker is away nothing
+    is asked and nothing spins.
+
+    Args:
+        js: Where.
+        stream: The stream.
+        durable: The consumer.
+        config: Its configuration, to make it again.
+        batch: Messages that may wait here beyond those being handled; 0 is as many again.
+
+    Attributes:
+        problem: Why nothing can be pulled now, ``None`` if all is well.
+        handled: Deliveries handled since the start.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        durable: str,
+        *,
+        config: Mapping[str, Any],
+        batch: int = 0,
+    ) -> None:
+        self._js = js
+        self._stream = stream
+        self._durable = durable
+        self._config = dict(config) | {"durable_name": durable}
+        self._prefetch = batch
+        self._queue: deque[tuple[bytes, bytes, bytes, bytes]] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._link: PullLink | None = None
+        self._handle: Handler | None = None
+        self._in_flight = 0
+        self._stop = asyncio.Event()
+        self._done: asyncio.Event = asyncio.Event()
+        self._last_log = float("-inf")
+        self._suppressed = 0
+        self.problem: BusError | None = None
+        self.handled = 0
+
+    @property
+    def busy(self) -> int:
+        """Deliveries in the handler's hands."""
+        return len(self._workers)
+
+    async def run(self, handle: Handler, *, in_flight: int) -> None:
+        """Serve until ``stop``, with at most ``in_flight`` calls of ``handle`` at once.
+
+        Raises:
+            Denied: We may not even listen for messages.
+        """
+        self._handle = handle
+        self._in_flight = in_flight
+        connection = self._js.connection
+        link = PullLink(connection, self._stream, self._durable, self._on_message)
+        self._link = link
+        try:
+            await link.open()
+            await self._feed(link, in_flight + (self._prefetch or in_flight))
+            await self._drain(link)
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+            await link.close()
+            self._done.set()
+
+    async def stop(self, limit_ms: int = STOP_LIMIT_MS) -> bool:
+        """Take no new work, give back what waits, and finish what is in hand.
+
+        Returns:
+            Whether everything in hand was finished within ``limit_ms``; what was not is cancelled
+            and will be delivered again.
+        """
+        self._stop.set()
+        if self._link is None:
+            return True
+        self._link.wake.set()
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self._done.wait()
+        except TimeoutError:
+            workers = list(self._workers)
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers, timeout=0.5)
+            return False
+        return True
+
+    async def _feed(self, link: PullLink, limit: int) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            link.wake.clear()
+            if link.cut:
+                if not await self._wait_for_broker(link):
+                    continue
+                link.forget()
+            if link.overdue:
+                _log.warning("pull_forgotten", durable=self._durable, silent_ms=link.silent_ms)
+                link.forget()
+                failures = await self._look(link, failures)
+                continue
+            if link.trouble is not None:
+                failures = await self._look(link, failures)
+                continue
+            if link.early_ends > 1:
+                await self._pause(BACKOFF_MS[min(link.early_ends - 2, len(BACKOFF_MS) - 1)])
+            if link.outstanding:
+                failures = 0
+                self.problem = None
+            free = limit - link.outstanding - len(self._queue) - len(self._workers)
+            if free > 0 and (free * 2 >= limit or not link.outstanding):
+                try:
+                    link.pull(free)
+                except BusError as error:
+                    self.problem = error
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await link.wake.wait()
+
+    async def _wait_for_broker(self, link: PullLink) -> bool:
+        connection = self._js.connection
+        if connection.connected:
+            return True
+        return await connection.wait_connected(int(TICK_S * 1000))
+
+    async def _look(self, link: PullLink, failures: int) -> int:
+        """Find out why a pull failed, and make the durable again if that is why."""
+        trouble, link.trouble = link.trouble, None
+        try:
+            await self._js.consumer_info(self._stream, self._durable)
+        except ConsumerMissing:
+            try:
+                await self._js.consumer_create(self._stream, self._config)
+            except BusError as error:
+                trouble = error
+            else:
+                _log.warning("durable_remade", stream=self._stream, durable=self._durable)
+                trouble = None
+        except BusError as error:
+            trouble = error
+        self.problem = trouble
+        if trouble is None and failures == 0:
+            return 1
+        if trouble is not None:
+            self._log_rarely("pull_failed", error=trouble.message, reason=trouble.reason)
+        await self._pause(BACKOFF_MS[min(failures, len(BACKOFF_MS) - 1)])
+        return failures + 1
+
+    async def _pause(self, wait_ms: int) -> None:
+        """Wait, or until ``stop``; what arrives meanwhile does not cut it short."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._stop.wait()
+
+    async def _drain(self, link: PullLink) -> None:
+        await link.close()
+        while self._queue:
+            with_us = self._delivery(self._queue.popleft())
+            if with_us is not None:
+                await with_us.nak()
+        while self._workers:
+            await asyncio.wait(list(self._workers))
+
+    def _on_message(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
+        self._queue.append((subject, reply, header, data))
+        if len(self._workers) < self._in_flight and not self._stop.is_set():
+            worker = asyncio.create_task(self._work(), name=f"{self._durable}-handler")
+            self._workers.add(worker)
+            worker.add_done_callback(self._worker_done)
+
+    def _worker_done(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        if self._link is not None:
+            self._link.wake.set()
+        if not worker.cancelled() and worker.exception() is not None:
+            _log.error("puller_worker_failed", exc_info=worker.exception())
+
+    async def _work(self) -> None:
+        while self._queue and not self._stop.is_set():
+            delivery = self._delivery(self._queue.popleft())
+            if delivery is not None:
+                await self._one(delivery)
+
+    def _delivery(self, raw: tuple[bytes, bytes, bytes, bytes]) -> Delivery | None:
+        try:
+            return Delivery(self._js.connection, *raw)
+        except (ValueError, IndexError):
+            _log.exception("delivery_not_understood", durable=self._durable)
+            return None
+
+    async def _one(self, delivery: Delivery) -> None:
+        handle = self._handle
+        if handle is None:
+            return
+        try:
+            await handle(delivery)
+        except Exception as error:
+            self._log_rarely(
+                "handler_failed",
+                seq=delivery.stream_seq,
+                delivered=delivery.delivered,
+                error=type(error).__name__,
+                exc_info=error,
+            )
+            if not delivery.settled:
+                await delivery.nak(NAK_MS[min(delivery.delivered - 1, len(NAK_MS) - 1)])
+        finally:
+            self.handled += 1
+
+    def _log_rarely(self, event: str, **fields: Any) -> None:
+        """At most a line per half minute and puller; the next one says how many were left out."""
+        now = asyncio.get_running_loop().time()
+        if now - self._last_log < LOG_EVERY_S:
+            self._suppressed += 1
+            return
+        self._last_log = now
+        suppressed, self._suppressed = self._suppressed, 0
+        _log.warning(
+            event, stream=self._stream, durable=self._durable, suppressed=suppressed, **fields
+        )
