@@ -41,6 +41,7 @@ class View:
         watermark: Sequence of the last command folded.
         ruleset: The ruleset in force.
         speaker: Who asks.
+        space_key: The space's key for ``keyed.hmac_of``; ``None`` until it has been read.
     """
 
     db: sqlite3.Connection
@@ -50,6 +51,7 @@ class View:
     watermark: int
     ruleset: int
     speaker: Speaker
+    space_key: bytes | None = None
 
 
 Query = Callable[[View, bytes], Verdict]

@@ -27,7 +27,7 @@ CREATE TABLE outbox (
     id INTEGER PRIMARY KEY,
     seq INTEGER NOT NULL CHECK (seq >= 0),
     at_ms INTEGER NOT NULL CHECK (at_ms >= 0),
-    kind INTEGER NOT NULL CHECK (kind BETWEEN 1 AND 5),
+    kind INTEGER NOT NULL CHECK (kind BETWEEN 1 AND 6),
     expect INTEGER NOT NULL CHECK (expect >= 0),
     subject TEXT NOT NULL,
     body BLOB NOT NULL

@@ -9,6 +9,7 @@ from schemas import headers, strict_json, subjects
 from schemas.names import Names
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
+from worker.ledger import keyed
 
 
 class Kind(IntEnum):
@@ -20,6 +21,9 @@ class Kind(IntEnum):
     MESSAGE = 4
     DELETE = 5
     """Deletes one revision of a sealed payload instead of publishing to ``RES``."""
+
+    KEYED = 6
+    """A fact about something that must not be named outside: ``keyed.leave`` makes its body."""
 
 
 class OutRow(NamedTuple):
@@ -122,6 +126,24 @@ class Tx:
         """
         subject = subjects.ledger_fact(self.names, plane, kind, key, self._next_id())
         self._say(Kind.FACT, subject, self._body(body))
+
+    def keyed_fact(
+        self, plane: str, kind: str, key: tuple[str, ...], name: str, body: JsonObject
+    ) -> None:
+        """State a public fact about something that is not named in public.
+
+        The fold holds no key, so the row holds the name; when it leaves, ``keyed.leave`` puts the
+        name's HMAC under the space's key in its place.
+
+        Args:
+            plane: As for ``fact``.
+            kind: As for ``fact``.
+            key: As for ``fact``; the name must not be among its tokens.
+            name: What the fact is about; empty if it is about nothing in particular.
+            body: As for ``fact``.
+        """
+        subject = subjects.ledger_fact(self.names, plane, kind, key, self._next_id())
+        self._say(Kind.KEYED, subject, self._body({**body, keyed.NAME: name}))
 
     def grant(self, owner: Speaker, request_id: str, generation: int, body: JsonObject) -> None:
         """Announce a seat to its owner: ``grant.<owner>.<request id>.<generation>``, created once.
