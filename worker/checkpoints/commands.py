@@ -1,0 +1,218 @@
+"""Checkpoint commands off the stream: parse, decide, answer exactly once, acknowledge.
+
+The result is created at a subject of its own, so a command that is delivered again after its result
+was published ends there, and two replicas that decide the same command publish one result.
+"""
+
+from schemas import headers as h
+from schemas import results, strict_json, subjects, tokens
+from schemas.codes import BadInput, Code
+from schemas.commands.cp import Expire, Heartbeat, Mint, Repair, Resume
+from schemas.names import Names
+from schemas.results import Refusal, Verdict
+from schemas.roles import VERB_ROLES, may_speak
+from schemas.subjects import Speaker
+from worker import logs, metrics
+from worker.bus.errors import BusError, CasLost
+from worker.bus.jetstream import JetStream
+from worker.bus.pull import Delivery
+from worker.bus.window import GroupPublisher
+from worker.checkpoints.context import Clock, Context, Telling
+from worker.checkpoints.minting import Minter
+from worker.checkpoints.repair import Repairer
+from worker.checkpoints.settle import together
+from worker.checkpoints.verbs import Verbs
+from worker.errors import TidegateError
+
+log = logs.get()
+
+ATTEMPTS_BEFORE_FAILING = 5
+"""Deliveries after which a fault that is nobody's but ours is answered as ``internal``."""
+
+
+class CommandHandler:
+    """Serves ``….cp.<verb>.<endpoint>.<token>``.
+
+    Args:
+        js: JetStream of the workers' account.
+        names: The space.
+        clock: The broker's now.
+        res: Publisher of results and facts.
+        minter: Serves mint.
+        verbs: Serves heartbeat, resume and expire.
+        repairer: Serves repair.
+        ack_wait_ms: Age above which a command may have been served before.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        clock: Clock,
+        res: GroupPublisher,
+        minter: Minter,
+        verbs: Verbs,
+        repairer: Repairer,
+        *,
+        ack_wait_ms: int,
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._clock = clock
+        self._res = res
+        self._minter = minter
+        self._verbs = verbs
+        self._repairer = repairer
+        self._ack_wait_ms = ack_wait_ms
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Serve one delivery to its end.
+
+        Raises:
+            TidegateError: On a transient fault; the puller asks for the command again later, and
+                what was written so far is recognised by its cause.
+        """
+        try:
+            command = subjects.parse_command(self._names, delivery.subject)
+        except BadInput as bad:
+            await self._answer(delivery, None, "", _derived_id(delivery), Refusal.of(bad), [])
+            return
+        command_id, refused = _command_id(delivery)
+        with logs.bound(space=self._names.space, command_id=command_id, verb=f"cp.{command.verb}"):
+            subject = subjects.result(
+                self._names, command.speaker, "cp", command.verb, str(delivery.stream_seq)
+            )
+            if self._may_have_been_served(delivery) and await self._result_exists(subject):
+                await delivery.ack()
+                return
+            context: Context | None = None
+            verdict: Verdict
+            if refused is not None:
+                verdict = refused
+            else:
+                try:
+                    _check_role(command)
+                    context = Context(
+                        command.speaker,
+                        subjects.checkpoint_key(command.key),
+                        command_id,
+                        delivery.stream_seq,
+                        delivery.time_ms,
+                        delivery.headers.get(h.TRACEPARENT),
+                    )
+                    verdict = await self._decide(context, command.verb, delivery)
+                except BadInput as bad:
+                    verdict = Refusal.of(bad)
+            telling = context.telling if context is not None else []
+            await self._answer(
+                delivery, command.speaker, command.verb, command_id, verdict, telling
+            )
+
+    async def _decide(self, ctx: Context, verb: str, delivery: Delivery) -> Verdict:
+        try:
+            match verb:
+                case "mint":
+                    return await self._minter.mint(ctx, Mint.from_bytes(delivery.data))
+                case "heartbeat":
+                    return await self._verbs.heartbeat(ctx, Heartbeat.from_bytes(delivery.data))
+                case "resume":
+                    return await self._verbs.resume(ctx, Resume.from_bytes(delivery.data))
+                case "expire":
+                    Expire.from_bytes(delivery.data)
+                    return await self._verbs.expire(ctx)
+                case _:
+                    Repair.from_bytes(delivery.data)
+                    return await self._repairer.serve(ctx)
+        except BadInput:
+            raise
+        except BusError:
+            raise
+        except TidegateError as error:
+            if error.code is not Code.INTERNAL:
+                raise
+            log.exception("checkpoint_inconsistent", reason=error.reason)
+            return Refusal(error.code, error.reason, error.message)
+        except Exception:
+            if delivery.delivered < ATTEMPTS_BEFORE_FAILING:
+                raise
+            log.exception("command_failed", deliveries=delivery.delivered)
+            return Refusal(
+                Code.INTERNAL, "internal", "the worker could not serve this command; see its log"
+            )
+
+    def _may_have_been_served(self, delivery: Delivery) -> bool:
+        age_ms = self._clock.upper_ms() - delivery.time_ms
+        return delivery.delivered > 1 or age_ms >= self._ack_wait_ms
+
+    async def _result_exists(self, subject: str) -> bool:
+        return await self._js.last_message(self._names.res_stream, subject) is not None
+
+    async def _answer(
+        self,
+        delivery: Delivery,
+        speaker: Speaker | None,
+        verb: str,
+        command_id: str,
+        verdict: Verdict,
+        telling: list[Telling],
+    ) -> None:
+        """Publish the result together with the facts it goes with, then acknowledge."""
+        result_id = str(delivery.stream_seq)
+        body = results.build(
+            verdict,
+            command_id=command_id,
+            result_id=result_id,
+            at_ms=max(int(self._clock.lower_ms()), delivery.time_ms),
+        )
+        status = body["status"]
+        subject = subjects.result(self._names, speaker, "cp", verb, result_id)
+        headers = {h.COMMAND: command_id}
+        trace = delivery.headers.get(h.TRACEPARENT)
+        if trace is not None:
+            headers[h.TRACEPARENT] = trace
+        await together(
+            *(tell() for tell in telling), self._publish(subject, strict_json.dumps(body), headers)
+        )
+        await delivery.ack()
+        metrics.COMMANDS.labels("cp", _known(verb), status).inc()
+        log.debug("command_answered", status=status, outcome=body["outcome"])
+
+    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+        try:
+            await self._res.publish(subject, body, headers=headers, expect_last_subject_seq=0)
+        except CasLost:
+            # Another replica, or an earlier delivery, has answered; the first answer stands.
+            return
+
+
+def _known(verb: str) -> str:
+    return verb if ("cp", verb) in VERB_ROLES else "unknown"
+
+
+def _derived_id(delivery: Delivery) -> str:
+    return f"cp-{delivery.stream_seq:016d}"
+
+
+def _command_id(delivery: Delivery) -> tuple[str, Refusal | None]:
+    """The command's id, or the one derived from its sequence and why the given one is refused."""
+    given = delivery.headers.get(h.COMMAND)
+    if given is None:
+        return _derived_id(delivery), None
+    if not tokens.is_command_id(given) or h.COMMAND in delivery.headers.repeated:
+        bad = BadInput(
+            h.COMMAND, "bad-token", f"header {h.COMMAND} must be one value [A-Za-z0-9_-]{{16,64}}"
+        )
+        return _derived_id(delivery), Refusal.of(bad)
+    return given, None
+
+
+def _check_role(command: subjects.Command) -> None:
+    if ("cp", command.verb) not in VERB_ROLES:
+        raise BadInput("subject", "unknown-verb", "the subject names no verb of checkpoints")
+    if not may_speak(command.speaker.principal, "cp", command.verb):
+        raise BadInput(
+            "subject",
+            "not-your-verb",
+            "this principal may not use this verb",
+            code=Code.PERMISSION_DENIED,
+        )

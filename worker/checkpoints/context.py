@@ -1,0 +1,55 @@
+"""What a verb knows of the command it serves, and the clock it judges by."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from schemas.subjects import Checkpoint, Speaker
+
+
+class Clock(Protocol):
+    """The broker's now, with its bounds (spec/checkpoints.md, Time)."""
+
+    def lower_ms(self) -> float:
+        """The earliest instant that now can be; expiry is judged by it."""
+        ...
+
+    def upper_ms(self) -> float:
+        """The latest instant that now can be; resume and heartbeat are judged by it."""
+        ...
+
+
+Telling = Callable[[], Awaitable[None]]
+"""Publishes one fact for observers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One command on one checkpoint.
+
+    Attributes:
+        speaker: Who speaks, from the subject.
+        target: About which checkpoint.
+        command_id: The client's id, or one derived from the sequence.
+        seq: Sequence of the command.
+        at_ms: The broker's timestamp of the command.
+        trace: W3C trace context, if the client sent one.
+        telling: Facts to be published together with the result.
+    """
+
+    speaker: Speaker
+    target: Checkpoint
+    command_id: str
+    seq: int
+    at_ms: int
+    trace: str | None = None
+    telling: list[Telling] = field(default_factory=list)
+
+    @property
+    def cause(self) -> str:
+        """``<principal>/<command id>``: written on everything this command writes."""
+        return f"{self.speaker.principal}/{self.command_id}"
+
+    def now_ms(self, clock: Clock) -> int:
+        """Upper bound of now, and never before the command itself."""
+        return max(int(clock.upper_ms()) + 1, self.at_ms)

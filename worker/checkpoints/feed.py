@@ -1,0 +1,261 @@
+"""What feeds the index: the records and the settle facts, followed from where it stopped.
+
+Changes are applied in batches in the index's own thread. Settlements that this worker saw through
+itself are proven already and cost no look later.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from schemas import subjects
+from schemas.codes import BadInput
+from schemas.limits import MAX_RECORD_BYTES
+from schemas.names import Names, kv_stream
+from schemas.records import SpecRecord, StatusRecord
+from schemas.subjects import Checkpoint
+from worker import logs
+from worker.bus.follow import Follower
+from worker.bus.jetstream import JetStream
+from worker.bus.messages import StoredMessage
+from worker.checkpoints.context import Clock
+from worker.checkpoints.index import (
+    Change,
+    FactSeen,
+    Filter,
+    Index,
+    Pending,
+    SettledSeen,
+    SpecSeen,
+    WaitingSeen,
+)
+
+log = logs.get()
+
+T = TypeVar("T")
+
+BATCH = 512
+
+
+class Feed:
+    """The index of one space, kept up with the broker.
+
+    Args:
+        js: JetStream of the workers' account.
+        names: The space.
+        clock: The broker's now.
+        path: The index file.
+        on_change: Told of each change as it passes by, in the event loop.
+        settled_lately: Whether this worker saw a settlement through itself.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        clock: Clock,
+        path: Path,
+        on_change: Callable[[Change], None],
+        settled_lately: Callable[[Checkpoint, int], bool],
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._clock = clock
+        self._path = path
+        self._on_change = on_change
+        self._settled_lately = settled_lately
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"index-{names.space}")
+        self._index: Index | None = None
+        self._again = asyncio.Event()
+        self._running = False
+        self._key_prefix = f"$KV.{names.records_bucket}."
+        self.caught_up = asyncio.Event()
+        """Set once the index holds everything that was there at the start."""
+        self.last: dict[str, int] = {}
+        """Highest sequence seen of each stream followed."""
+
+    async def open(self) -> None:
+        """Open the file, or begin a new one if it belongs to other streams.
+
+        Raises:
+            StartRefused: If another process holds the file.
+        """
+        self._index = await self._run(Index, self._path)
+        marks = {}
+        for stream in self._streams():
+            info = await self._js.stream_info(stream)
+            marks[f"{stream}.created"] = _fingerprint(info.created)
+            reached = await self._run(self._it.mark, stream)
+            if reached is not None and reached > info.last_seq:
+                marks[f"{stream}.created"] = -1
+        known = {name: await self._run(self._it.mark, name) for name in marks}
+        if known != marks:
+            await self._reset()
+
+    async def rebuild(self) -> None:
+        """Throw away what the index holds; it is read again from the streams."""
+        self.caught_up.clear()
+        if self._running:
+            self._again.set()
+        else:
+            await self._reset()
+
+    async def run(self) -> None:
+        """Follow records, then facts as well, until cancelled."""
+        self._running = True
+        while True:
+            following = asyncio.create_task(self._follow_all())
+            again = asyncio.create_task(self._again.wait())
+            try:
+                await asyncio.wait({following, again}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    following.result()
+            finally:
+                following.cancel()
+                again.cancel()
+                await asyncio.gather(following, again, return_exceptions=True)
+            self._again.clear()
+            await self._reset()
+
+    async def _reset(self) -> None:
+        marks = {
+            f"{stream}.created": _fingerprint((await self._js.stream_info(stream)).created)
+            for stream in self._streams()
+        }
+        await self._run(self._it.reset, marks)
+
+    async def _follow_all(self) -> None:
+        records = asyncio.create_task(self._follow(self._streams()[0], self._record_changes))
+        try:
+            await self._wait_for_records(records)
+            await self._follow(self._streams()[1], self._fact_changes, headers_only=True)
+        finally:
+            records.cancel()
+            await asyncio.gather(records, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the file; the thread ends."""
+        if self._index is not None:
+            await self._run(self._index.close)
+        self._thread.shutdown(wait=False)
+
+    async def find(self, wanted: Filter, limit: int) -> list[Pending]:
+        """One page of waiting checkpoints, by deadline."""
+        return await self._run(self._it.find, wanted, limit)
+
+    async def count(self) -> int:
+        """How many checkpoints wait."""
+        return await self._run(self._it.count)
+
+    async def unproven(self, before_ms: int, limit: int) -> list[Checkpoint]:
+        """Settled checkpoints whose fact was not seen."""
+        return await self._run(self._it.unproven, before_ms, limit)
+
+    async def prove(self, target: Checkpoint) -> None:
+        """Remember that a settlement's fact exists."""
+        await self._run(self._it.prove, target)
+
+    async def note_timer(self, row: Pending) -> None:
+        """Remember that a timer was seen armed."""
+        await self._run(self._it.note_timer, row)
+
+    async def audit(
+        self, armed: AsyncIterator[Sequence[Checkpoint]], seen_before_ms: int, limit: int
+    ) -> tuple[list[Checkpoint], list[Checkpoint]]:
+        """Waiting checkpoints without a timer, and timers of nothing that waits."""
+        await self._run(self._it.audit_begin)
+        async for page in armed:
+            await self._run(self._it.audit_add, page)
+        return await self._run(self._it.audit_end, seen_before_ms, limit)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open."""
+        return self._index is not None
+
+    @property
+    def _it(self) -> Index:
+        if self._index is None:
+            raise RuntimeError("the index is not open")
+        return self._index
+
+    def _streams(self) -> tuple[str, str]:
+        return kv_stream(self._names.records_bucket), self._names.epf_stream
+
+    async def _wait_for_records(self, records: "asyncio.Task[None]") -> None:
+        waiting = asyncio.create_task(self.caught_up.wait())
+        await asyncio.wait({waiting, records}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if records.done():
+            records.result()
+
+    async def _follow(
+        self,
+        stream: str,
+        changes_of: Callable[[StoredMessage], Sequence[Change]],
+        *,
+        headers_only: bool = False,
+    ) -> None:
+        reached = await self._run(self._it.mark, stream) or 0
+        subject = (
+            f"{self._names.prefix}.epf.*.cp.*" if headers_only else f"{self._key_prefix}cp.*.*.*"
+        )
+        follower = Follower(
+            self._js, stream, subject, start_seq=reached + 1, headers_only=headers_only
+        )
+        async for batch in follower.batches(BATCH):
+            changes = [change for message in batch.messages for change in changes_of(message)]
+            if batch.messages:
+                reached = batch.messages[-1].seq
+                self.last[stream] = reached
+                now_ms = int(self._clock.lower_ms())
+                await self._run(self._it.apply, changes, {stream: reached}, now_ms)
+                for change in changes:
+                    self._on_change(change)
+            if batch.caught_up and not headers_only:
+                self.caught_up.set()
+
+    def _record_changes(self, message: StoredMessage) -> Sequence[Change]:
+        _, wire, token, kind = message.subject[len(self._key_prefix) :].split(".")
+        try:
+            target = subjects.checkpoint_key((wire, token))
+            if not message.data:
+                return [SettledSeen(target, proven=True)]
+            if kind == "spec":
+                spec = SpecRecord.from_bytes(message.data, max_bytes=MAX_RECORD_BYTES)
+                return [SpecSeen(target, spec.holder)]
+            if kind != "status":
+                return []
+            status = StatusRecord.from_bytes(message.data, max_bytes=MAX_RECORD_BYTES)
+        except BadInput as bad:
+            log.warning(
+                "record_garbled", space=self._names.space, seq=message.seq, reason=bad.reason
+            )
+            return []
+        if status.state == "waiting":
+            return [
+                WaitingSeen(
+                    target,
+                    status.deadlineGeneration,
+                    status.deadline,
+                    message.seq,
+                    status.observedSpecRevision,
+                )
+            ]
+        return [SettledSeen(target, self._settled_lately(target, status.deadlineGeneration))]
+
+    def _fact_changes(self, message: StoredMessage) -> Sequence[Change]:
+        target = subjects.parse_settle_fact(self._names, message.subject)
+        return [] if target is None else [FactSeen(target)]
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(work, *arguments))
+
+
+def _fingerprint(created: str) -> int:
+    """A stream's created time as a number that fits a mark."""
+    return int.from_bytes(created.encode()[-8:].rjust(8, b"\0")[1:], "big")

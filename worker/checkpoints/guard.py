@@ -1,0 +1,161 @@
+"""The guard against a broker whose store went back in time.
+
+It remembers how far each stream of the plane had come and what settled. Where a stream was created
+anew or ends before that, the plane stops until every settlement of the journal stands again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from schemas.names import Names, kv_stream
+from worker import logs
+from worker.bus.errors import BusError
+from worker.bus.jetstream import JetStream
+from worker.checkpoints.context import Clock
+from worker.checkpoints.journal import Journal, Seen, Settlement
+from worker.checkpoints.records import Contradiction, Records, StatusAt
+from worker.checkpoints.settle import Settled, Settler
+
+log = logs.get()
+
+T = TypeVar("T")
+
+FLUSH_EVERY_S = 0.5
+IN_FLIGHT = 64
+
+
+class Guard:
+    """Watches the streams of one space for regressions and mends them from the journal.
+
+    Args:
+        js: JetStream of the workers' account.
+        names: The space.
+        clock: The broker's now.
+        records: The records.
+        path: The journal file.
+        cause: On everything the guard writes.
+    """
+
+    def __init__(
+        self, js: JetStream, names: Names, clock: Clock, records: Records, path: Path, cause: str
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._clock = clock
+        self._records = records
+        self._path = path
+        self._cause = cause
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"journal-{names.space}")
+        self._journal: Journal | None = None
+        self._pending: list[Settlement] = []
+        self.regressed: tuple[str, ...] = ()
+        """Streams that have gone back and are not mended yet; the plane must not act."""
+
+    async def open(self) -> None:
+        """Open the journal.
+
+        Raises:
+            StartRefused: If it is damaged, newer or in use.
+        """
+        self._journal = await self._run(Journal, self._path)
+
+    async def close(self) -> None:
+        """Write what is pending and close the file."""
+        if self._journal is not None:
+            await self.flush()
+            await self._run(self._journal.close)
+        self._thread.shutdown(wait=False)
+
+    def note(self, settled: Settled) -> None:
+        """Remember a settlement; it is written within half a second."""
+        self._pending.append(Settlement(settled.target, settled.status.record))
+
+    async def check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
+        """Look at the streams, mend a regression, remember how far they are.
+
+        Args:
+            settler: Restores a status that reads waiting.
+            on_regression: Called before anything is mended, to forget what was remembered.
+
+        Raises:
+            BusError: If the broker cannot be asked; nothing is remembered then.
+        """
+        now = {stream: await self._look(stream) for stream in self._streams()}
+        back: list[str] = []
+        for stream, seen in now.items():
+            before = await self._run(self._it.seen, stream)
+            if before is not None and (before.created != seen.created or seen.last < before.last):
+                back.append(stream)
+        if back:
+            self.regressed = tuple(back)
+            log.error("streams_regressed", space=self._names.space, streams=back)
+            await on_regression()
+            await self._reapply(settler)
+            now = {stream: await self._look(stream) for stream in self._streams()}
+        await self._run(self._it.note, [], now, int(self._clock.lower_ms()))
+        if back:
+            self.regressed = ()
+            log.warning("streams_mended", space=self._names.space, streams=back)
+
+    async def flush(self) -> None:
+        """Write what is pending."""
+        pending, self._pending = self._pending, []
+        if pending:
+            await self._run(self._it.note, pending, {}, int(self._clock.lower_ms()))
+
+    async def run(self, ready: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:
+        """Flush twice a second and look at the streams every half minute, until cancelled."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            await self.flush()
+            rounds += 1
+            if rounds % 60 == 0 and ready():
+                try:
+                    await check()
+                except BusError as error:
+                    log.warning("guard_put_off", space=self._names.space, reason=error.reason)
+
+    async def _reapply(self, settler: Settler) -> None:
+        await self.flush()
+        slots = asyncio.Semaphore(IN_FLIGHT)
+
+        async def one(settlement: Settlement) -> None:
+            async with slots:
+                await self._restore(settler, settlement)
+
+        settlements = await self._run(lambda: list(self._it.settlements()))
+        await asyncio.gather(*(one(settlement) for settlement in settlements))
+        log.warning("settlements_reapplied", space=self._names.space, settlements=len(settlements))
+
+    async def _restore(self, settler: Settler, settlement: Settlement) -> None:
+        target = settlement.target
+        try:
+            await self._records.put_fact(target, settlement.fact, self._cause)
+            status = await self._records.status(target)
+            if isinstance(status, StatusAt) and status.record.state == "waiting":
+                await settler.restore_from_fact(target, status, settlement.fact, self._cause)
+        except Contradiction:
+            log.exception("settlement_contradicted", space=self._names.space, token=target.token)
+
+    async def _look(self, stream: str) -> Seen:
+        info = await self._js.stream_info(stream)
+        return Seen(info.created, info.last_seq)
+
+    def _streams(self) -> tuple[str, ...]:
+        names = self._names
+        return kv_stream(names.records_bucket), names.epf_stream, names.ept_stream
+
+    @property
+    def _it(self) -> Journal:
+        if self._journal is None:
+            raise RuntimeError("the journal is not open")
+        return self._journal
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(work, *arguments))

@@ -1,0 +1,335 @@
+"""The checkpoint plane of one space: everything wired, started and stopped in order."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+
+from schemas.limits import MAX_SAFE_INTEGER
+from schemas.names import Names, kv_stream
+from schemas.strict_json import JsonObject
+from schemas.subjects import Checkpoint
+from worker import logs
+from worker.bus.clock import BrokerClock
+from worker.bus.connection import Connection
+from worker.bus.delivery import Delivery
+from worker.bus.errors import BusError
+from worker.bus.jetstream import JetStream
+from worker.bus.kv import Bucket
+from worker.bus.puller import Handler, Puller
+from worker.bus.topology import durable_configs
+from worker.bus.window import GroupPublisher
+from worker.bus.wire import WireClient
+from worker.checkpoints.commands import CommandHandler
+from worker.checkpoints.feed import Feed
+from worker.checkpoints.guard import Guard
+from worker.checkpoints.index import Change, FactSeen, SettledSeen, WaitingSeen
+from worker.checkpoints.minting import Minter
+from worker.checkpoints.queries import CheckpointQueries
+from worker.checkpoints.records import Records, StatusAt
+from worker.checkpoints.repair import Repairer
+from worker.checkpoints.settle import Settled, Settler
+from worker.checkpoints.sweep import LEARNED_GRACE_MS, Sweep
+from worker.checkpoints.verbs import Verbs
+from worker.checkpoints.waiters import Waiters
+from worker.errors import TidegateError
+from worker.queries import QueryHandler
+from worker.settings import Settings
+from worker.timers.fires import FireHandler
+from worker.timers.requests import RequestHandler
+from worker.timers.wheel import Coordinate, Wheel
+from worker.timers.writer import TimerWriter
+
+log = logs.get()
+
+NOT_READY_NAK_MS = 1_000
+
+
+class CheckpointPlane:
+    """Serves the checkpoints of one space; any number of replicas may.
+
+    Args:
+        conn: The worker's connection, in the workers' account.
+        names: The space.
+        settings: The worker's settings.
+        replica: This worker's id, kept in its data directory.
+    """
+
+    def __init__(self, conn: Connection, names: Names, settings: Settings, replica: str) -> None:
+        self.name = "checkpoints"
+        self._conn = conn
+        self._names = names
+        self._settings = settings
+        self._cause = f"_worker/{replica}"
+        self._js = js = JetStream(conn)
+        self._clock = BrokerClock(js, names.ept_stream, time.monotonic)
+        self._directory = settings.data_dir / names.space
+        self._waiters = Waiters()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+        self._kv = GroupPublisher(js, kv_stream(names.records_bucket), atomic=True)
+        self._epf = GroupPublisher(js, names.epf_stream, atomic=True)
+        self._ept = GroupPublisher(js, names.ept_stream, atomic=True)
+        self._res = GroupPublisher(js, names.res_stream, atomic=True)
+        self._records = Records(js, names, Bucket(js, names.records_bucket, self._kv), self._epf)
+        self._writer = TimerWriter(
+            js, names, self._ept, self._records.prove, budget_ms=settings.arm_budget_ms
+        )
+        self._settler = Settler(js, names, self._records, self._writer, self._res, self._on_settled)
+        self._wheel = (
+            Wheel(self._clock, self._expire_coordinate, horizon_ms=settings.wheel_horizon_ms)
+            if settings.wheel
+            else None
+        )
+        self._guard = Guard(
+            js,
+            names,
+            self._clock,
+            self._records,
+            self._directory / "settled.db",
+            self._cause,
+        )
+        self._feed = Feed(
+            js,
+            names,
+            self._clock,
+            self._directory / "waiting.db",
+            self._on_change,
+            self._settler.settled_lately,
+        )
+        parts = (names, self._clock, self._records, self._settler, self._writer, self._res)
+        self._minter = Minter(*parts, self._offer)
+        self._repairer = Repairer(js, *parts, self._offer)
+        self._sweep = Sweep(
+            js,
+            names,
+            self._clock,
+            self._feed,
+            self._records,
+            self._repairer,
+            self._wheel,
+            cause=f"{self._cause}-sweep",
+            interval_ms=settings.sweep_interval_ms,
+        )
+        self._commands = CommandHandler(
+            js,
+            names,
+            self._clock,
+            self._res,
+            self._minter,
+            Verbs(*parts, self._offer),
+            self._repairer,
+            ack_wait_ms=settings.ack_wait_ms,
+        )
+        self._requests = RequestHandler(names, self._clock, self._writer)
+        self._fires = FireHandler(
+            names,
+            self._clock,
+            self._records.prove,
+            self._expire_fired,
+            self._settler.settled_lately,
+        )
+        configs = durable_configs(names, ack_wait_ms=settings.ack_wait_ms)
+        self._pullers = {
+            stream: Puller(js, stream, durable, config=configs[durable])
+            for stream, durable in (
+                (names.cmd_stream, names.cp_durable),
+                (names.ept_req_stream, names.timers_durable),
+                (names.ept_stream, names.fires_durable),
+            )
+        }
+
+    def queries(self) -> Mapping[tuple[str, str], QueryHandler]:
+        """The plane's queries."""
+        return CheckpointQueries(self._records, self._feed, self._waiters).handlers()
+
+    def status(self) -> JsonObject:
+        """What ``sys.status`` shows of the plane."""
+        return {
+            "clock_uncertainty_ms": min(self._clock.uncertainty_ms, 2**53 - 1),
+            "wheel": None if self._wheel is None else len(self._wheel),
+            "index_caught_up": self._feed.caught_up.is_set(),
+        }
+
+    def not_ready(self) -> list[str]:
+        """Why checkpoints would not be served now."""
+        reasons = []
+        if not self._clock.ready:
+            reasons.append("the broker's clock is not known to within a second")
+        if self._guard.regressed:
+            reasons.append(f"streams have gone back in time: {', '.join(self._guard.regressed)}")
+        reasons += [
+            f"{stream}: {puller.problem.message}"
+            for stream, puller in self._pullers.items()
+            if puller.problem is not None
+        ]
+        return reasons
+
+    async def start(self) -> None:
+        """Learn the broker's time, look for a regression, open the index."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await self._clock.refresh()
+        await self._guard.open()
+        await self._check_streams()
+        await self._feed.open()
+        await self._conn.on_connect(self._reconnected)
+
+    async def run(self) -> None:
+        """Serve until stopped; whatever of it ends first ends the plane."""
+        names = self._names
+        work = [
+            self._clock.run(),
+            self._guard.run(self._may_act, self._check_streams),
+            self._feed.run(),
+            self._sweep.run(self._may_act),
+            self._pullers[names.cmd_stream].run(
+                self._gated(self._commands.handle), in_flight=self._settings.cp_in_flight
+            ),
+            self._pullers[names.ept_req_stream].run(
+                self._gated(self._requests.handle), in_flight=self._settings.cp_in_flight
+            ),
+            self._pullers[names.ept_stream].run(
+                self._gated(self._fires.handle), in_flight=4 * self._settings.cp_in_flight
+            ),
+        ]
+        if self._wheel is not None:
+            work.append(self._wheel.run())
+        self._tasks = [asyncio.create_task(step) for step in work]
+        stopping = asyncio.create_task(self._stopping.wait())
+        done, _ = await asyncio.wait({*self._tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done - {stopping}:
+            if not self._stopping.is_set():
+                await task
+                raise TidegateError("a part of the checkpoint plane ended by itself")
+
+    async def stop(self) -> None:
+        """Take nothing new, finish what is in hand, close the files."""
+        self._stopping.set()
+        await asyncio.gather(
+            *(puller.stop(limit_ms=2_500) for puller in self._pullers.values()),
+            return_exceptions=True,
+        )
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._wheel is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wheel.drain(), 0.5)
+        for publisher in (self._kv, self._epf, self._ept, self._res):
+            await publisher.close(timeout_ms=200)
+        await self._guard.close()
+        await self._feed.close()
+
+    def _may_act(self) -> bool:
+        return self._clock.ready and not self._guard.regressed and self._conn.connected
+
+    def _gated(self, handle: Handler) -> Handler:
+        """Give deliveries back while the plane must not act; they come again in a second."""
+
+        async def gated(delivery: Delivery) -> None:
+            if self._may_act():
+                await handle(delivery)
+            else:
+                await delivery.nak(NOT_READY_NAK_MS)
+
+        return gated
+
+    def _offer(self, coordinate: Coordinate) -> None:
+        if self._wheel is not None:
+            self._wheel.offer(coordinate)
+
+    def _on_settled(self, settled: Settled) -> None:
+        if self._wheel is not None:
+            self._wheel.discard(settled.target, settled.status.record.deadlineGeneration)
+        self._guard.note(settled)
+        self._waiters.tell(settled.target)
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case WaitingSeen():
+                self._offer(
+                    Coordinate(
+                        change.target,
+                        change.generation,
+                        change.deadline_ms,
+                        change.revision,
+                        change.spec_revision,
+                        grace_ms=LEARNED_GRACE_MS,
+                    )
+                )
+            case SettledSeen(target=target):
+                if self._wheel is not None:
+                    self._wheel.discard(target, MAX_SAFE_INTEGER)
+                self._waiters.tell(target)
+            case FactSeen(target=target):
+                self._waiters.tell(target)
+
+    async def _expire_coordinate(self, coordinate: Coordinate) -> None:
+        """The wheel's settlement; what it cannot finish the fire or the sweep will."""
+        if not self._may_act():
+            return
+        cause = f"{self._cause}-wheel"
+        try:
+            if coordinate.own:
+                await self._settler.expire_coordinate(
+                    coordinate, int(self._clock.lower_ms()), cause
+                )
+            else:
+                await self._expire_looked_at(
+                    coordinate.target, coordinate.generation, cause, "wheel"
+                )
+        except BusError as error:
+            log.debug("wheel_put_off", space=self._names.space, reason=error.reason)
+        except TidegateError as error:
+            log.exception(
+                "expiry_refused",
+                space=self._names.space,
+                token=coordinate.target.token,
+                reason=error.reason,
+            )
+
+    async def _expire_fired(self, target: Checkpoint, generation: int) -> str:
+        return await self._expire_looked_at(target, generation, f"{self._cause}-fire", "fire")
+
+    async def _expire_looked_at(
+        self, target: Checkpoint, generation: int, cause: str, by: str
+    ) -> str:
+        """Look at status and fact at the leader, then settle that generation if it is due."""
+        status, fact = await asyncio.gather(
+            self._records.status(target), self._records.fact(target)
+        )
+        if not isinstance(status, StatusAt) or status.record.state != "waiting":
+            return "not-waiting"
+        if fact is not None:
+            await self._settler.restore_from_fact(target, status, fact, cause)
+            return "not-waiting"
+        now_ms = int(self._clock.lower_ms())
+        if status.record.deadlineGeneration != generation or now_ms < status.record.deadline:
+            return "stale"
+        outcome = await self._settler.expire(target, status, now_ms, cause, by=by)
+        return "settled" if outcome.won else "not-waiting"
+
+    async def _check_streams(self) -> None:
+        await self._guard.check(self._settler, self._forget)
+
+    async def _forget(self) -> None:
+        """Forget everything that was learned of streams which have gone back in time."""
+        self._records.forget()
+        if self._wheel is not None:
+            self._wheel.clear()
+        if self._feed.is_open:
+            await self._feed.rebuild()
+        self._sweep.ask()
+
+    async def _reconnected(self, client: WireClient) -> None:
+        """After a reconnect nothing remembered is trusted until the streams were looked at."""
+        if self._wheel is not None:
+            self._wheel.clear()
+        try:
+            await self._clock.refresh()
+            await self._check_streams()
+        except BusError as error:
+            log.warning("guard_put_off", space=self._names.space, reason=error.reason)
+        self._sweep.ask()

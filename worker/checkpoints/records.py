@@ -1,0 +1,288 @@
+"""Reading and writing a checkpoint's records; whatever gates a decision is read at the leader."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TypeVar
+
+from schemas import headers as h
+from schemas import subjects
+from schemas.codes import BadInput, Code
+from schemas.limits import MAX_RECORD_BYTES
+from schemas.model import Closed
+from schemas.names import Names
+from schemas.records import AnswerRecord, PromptRecord, SettleFact, SpecRecord, StatusRecord
+from schemas.subjects import Checkpoint
+from worker.bus.errors import CasLost
+from worker.bus.jetstream import JetStream
+from worker.bus.kv import Bucket, Entry, Write
+from worker.bus.window import GroupPublisher
+from worker.errors import TidegateError
+from worker.timers.writer import Proof
+
+M = TypeVar("M", bound=Closed)
+
+SPECS_REMEMBERED = 10_000
+
+
+class Garbled(TidegateError):
+    """A record does not fit its schema; nobody acts on it and nobody repairs it."""
+
+    code = Code.INTERNAL
+    reason = "garbled-record"
+
+    def __init__(self, target: Checkpoint, record: str) -> None:
+        super().__init__(f"the {record} record of this checkpoint is garbled; look at it by hand")
+        self.target = target
+        self.record = record
+
+
+class Contradiction(TidegateError):
+    """The settle fact says something else than the status; nobody acts."""
+
+    code = Code.INTERNAL
+    reason = "fact-contradicts"
+
+    def __init__(self, target: Checkpoint) -> None:
+        super().__init__("the settle fact contradicts the status; look at both by hand")
+        self.target = target
+
+
+@dataclass(frozen=True, slots=True)
+class StatusAt:
+    """A status at a revision.
+
+    Attributes:
+        record: The record.
+        revision: What a compare-and-set must expect.
+        cause: ``<principal>/<command id>`` of the command that wrote it.
+    """
+
+    record: StatusRecord
+    revision: int
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecAt:
+    """A spec at its revision; a spec is written once, so it may be remembered.
+
+    Attributes:
+        record: The record.
+        revision: Its revision.
+        minter: The principal whose command wrote it, if the record is ours.
+    """
+
+    record: SpecRecord
+    revision: int
+    minter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Only a deletion marker is left: the token is closed for ever."""
+
+    revision: int
+
+
+class Records:
+    """The records of one space.
+
+    Args:
+        js: JetStream of the workers' account.
+        names: The space.
+        bucket: The records bucket.
+        epf: Publisher of settle facts.
+        atomic: Whether the bucket takes atomic batches; a foreign one may not.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        bucket: Bucket,
+        epf: GroupPublisher,
+        *,
+        atomic: bool = True,
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._bucket = bucket
+        self._epf = epf
+        self._atomic = atomic
+        self._specs: OrderedDict[Checkpoint, SpecAt] = OrderedDict()
+
+    async def status(self, target: Checkpoint) -> StatusAt | Deleted | None:
+        """The status at the leader.
+
+        Raises:
+            Garbled: If it does not fit its schema.
+        """
+        entry = await self._bucket.read(subjects.status_key(target))
+        if entry is None:
+            return None
+        if entry.deleted:
+            return Deleted(entry.revision)
+        record = _parse(StatusRecord, entry, target, "status")
+        return StatusAt(record, entry.revision, entry.headers.get(h.CAUSE))
+
+    async def spec(self, target: Checkpoint) -> SpecAt | Deleted | None:
+        """The spec; remembered once seen, since it is written once."""
+        known = self._specs.get(target)
+        if known is not None:
+            self._specs.move_to_end(target)
+            return known
+        entry = await self._bucket.read(subjects.spec_key(target))
+        if entry is None:
+            return None
+        if entry.deleted:
+            return Deleted(entry.revision)
+        record = _parse(SpecRecord, entry, target, "spec")
+        if record.token != target.token:
+            raise Garbled(target, "spec")
+        spec = SpecAt(record, entry.revision, _principal(entry.headers.get(h.CAUSE)))
+        self.remember_spec(target, spec)
+        return spec
+
+    def remember_spec(self, target: Checkpoint, spec: SpecAt) -> None:
+        """Keep a spec that was just written or read."""
+        self._specs[target] = spec
+        if len(self._specs) > SPECS_REMEMBERED:
+            self._specs.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget what was remembered, because the broker's store may have been replaced."""
+        self._specs.clear()
+
+    async def prompt(self, target: Checkpoint) -> PromptRecord | None:
+        """The prompt at the leader; ``None`` if there is none."""
+        entry = await self._bucket.read(subjects.prompt_key(target))
+        if entry is None or entry.deleted:
+            return None
+        return _parse(PromptRecord, entry, target, "prompt")
+
+    async def answer(self, target: Checkpoint, answer_id: str) -> AnswerRecord | None:
+        """One filed answer at the leader."""
+        entry = await self._bucket.read(subjects.answer_key(target, answer_id))
+        if entry is None or entry.deleted:
+            return None
+        return _parse(AnswerRecord, entry, target, "answer")
+
+    async def fact(self, target: Checkpoint) -> SettleFact | None:
+        """The settle fact at the leader; ``None`` if it does not exist yet."""
+        subject = subjects.settle_fact(self._names, target)
+        message = await self._js.last_message(self._names.epf_stream, subject)
+        if message is None:
+            return None
+        try:
+            fact = SettleFact.from_bytes(message.data)
+        except BadInput as bad:
+            raise Garbled(target, "settle fact") from bad
+        if fact.token != target.token:
+            raise Garbled(target, "settle fact")
+        return fact
+
+    async def prove(self, target: Checkpoint) -> Proof | None:
+        """What the timer writer and the fire handler need of a status."""
+        status = await self.status(target)
+        if not isinstance(status, StatusAt):
+            return None
+        record = status.record
+        return Proof(record.state == "waiting", record.deadlineGeneration, record.deadline)
+
+    async def create(
+        self,
+        target: Checkpoint,
+        spec: SpecRecord,
+        status: StatusRecord,
+        prompt: PromptRecord | None,
+        cause: str,
+    ) -> tuple[int, int]:
+        """Write prompt, spec and status as one, each expected never to have existed.
+
+        On a foreign bucket without atomic batches: spec, then status; a replay of the mint writes
+        the status that a crash in between left out.
+
+        Returns:
+            The revisions of spec and status.
+
+        Raises:
+            CasLost: If any of the keys exists or ever existed; nothing was written (without atomic
+                batches the spec may have been).
+            Unknown: If it may or may not have landed.
+        """
+        headers = {h.CAUSE: cause}
+        writes: list[Write] = [
+            (subjects.spec_key(target), spec.to_bytes(), headers, 0),
+            (subjects.status_key(target), status.to_bytes(), headers, 0),
+        ]
+        if self._atomic:
+            if prompt is not None:
+                writes.insert(0, (subjects.prompt_key(target), prompt.to_bytes(), headers, 0))
+            revisions = await self._bucket.put_all(writes)
+            return revisions[-2], revisions[-1]
+        if prompt is not None:
+            raise BadInput(
+                "prompt",
+                "prompts-unsupported",
+                "this records bucket has no atomic batches, so a prompt cannot be stored with it",
+            )
+        first, second = [
+            await self._bucket.put_if(key, value, expected, headers)
+            for key, value, _, expected in writes
+        ]
+        return first, second
+
+    async def put_status(
+        self, target: Checkpoint, record: StatusRecord, expected: int, cause: str
+    ) -> int:
+        """Compare-and-set the status.
+
+        Returns:
+            The new revision.
+
+        Raises:
+            CasLost: If ``expected`` is no longer the last revision.
+            Unknown: If it may or may not have landed; read back and look for the cause.
+        """
+        return await self._bucket.put_if(
+            subjects.status_key(target), record.to_bytes(), expected, headers={h.CAUSE: cause}
+        )
+
+    async def put_answer(self, target: Checkpoint, record: AnswerRecord, cause: str) -> None:
+        """File an answer; the same answer is the same record, whoever files it again.
+
+        Raises:
+            Garbled: If something else lies under that id.
+        """
+        key = subjects.answer_key(target, record.answerId)
+        try:
+            await self._bucket.put_if(key, record.to_bytes(), 0, headers={h.CAUSE: cause})
+        except CasLost:
+            if await self.answer(target, record.answerId) is None:
+                raise Garbled(target, "answer") from None
+
+    async def put_fact(self, target: Checkpoint, fact: SettleFact, cause: str) -> None:
+        """Make the settle fact exist.
+
+        Raises:
+            Contradiction: If another fact stands.
+        """
+        subject = subjects.settle_fact(self._names, target)
+        try:
+            await self._epf.publish(
+                subject, fact.to_bytes(), headers={h.CAUSE: cause}, expect_last_subject_seq=0
+            )
+        except CasLost:
+            if await self.fact(target) != fact:
+                raise Contradiction(target) from None
+
+
+def _parse(model: type[M], entry: Entry, target: Checkpoint, record: str) -> M:
+    try:
+        return model.from_bytes(entry.value, max_bytes=MAX_RECORD_BYTES)
+    except BadInput as bad:
+        raise Garbled(target, record) from bad
+
+
+def _principal(cause: str | None) -> str | None:
+    return None if cause is None else cause.partition("/")[0]

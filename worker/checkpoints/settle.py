@@ -1,0 +1,387 @@
+"""Settling: compare-and-set the status, then the create-only fact, then cancel the timer.
+
+The compare-and-set on the exact revision that was read is the only thing that decides. Everything
+after it is derived from the status that won, so whoever comes later (a redelivery, another replica,
+the sweep) can finish it and arrives at the same bytes.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from schemas import headers as h
+from schemas import subjects
+from schemas.names import Names
+from schemas.records import Holder, SettleFact, StatusRecord
+from schemas.subjects import Checkpoint, Timer
+from schemas.views import CheckpointFact, CheckpointView
+from worker import logs, metrics
+from worker.bus.errors import CasLost, Unknown
+from worker.bus.jetstream import JetStream
+from worker.bus.window import GroupPublisher
+from worker.checkpoints.context import Telling
+from worker.checkpoints.records import (
+    Contradiction,
+    Garbled,
+    Records,
+    SpecAt,
+    StatusAt,
+)
+from worker.timers.wheel import Coordinate
+from worker.timers.writer import TimerWriter
+
+log = logs.get()
+
+REMEMBERED = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of one attempt to settle.
+
+    Attributes:
+        won: Whether this attempt's own write settled it.
+        status: The status as it stands now; still waiting only if a heartbeat moved it.
+    """
+
+    won: bool
+    status: StatusAt
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A settlement this worker has finished, for the wheel, the index and those who wait.
+
+    Attributes:
+        target: Which checkpoint.
+        status: The settled status.
+        won: Whether this worker's write settled it.
+    """
+
+    target: Checkpoint
+    status: StatusAt
+    won: bool
+
+
+class Settler:
+    """Settles checkpoints and finishes what a settlement entails.
+
+    Args:
+        js: JetStream of the workers' account.
+        names: The space.
+        records: The records.
+        writer: The timer writer, to cancel.
+        res: Publisher of facts.
+        on_settled: Told of every settlement this worker has seen through.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        records: Records,
+        writer: TimerWriter,
+        res: GroupPublisher,
+        on_settled: Callable[[Settled], None],
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._records = records
+        self._writer = writer
+        self._res = res
+        self._on_settled = on_settled
+        self._lately: OrderedDict[Checkpoint, int] = OrderedDict()
+
+    def settled_lately(self, target: Checkpoint, generation: int) -> bool:
+        """Whether this worker saw that generation settled; a hint that saves reads."""
+        return self._lately.get(target) == generation
+
+    async def attempt(
+        self, target: Checkpoint, at: StatusAt, settled: StatusRecord, cause: str
+    ) -> Attempt:
+        """Compare-and-set a waiting status to a settled one.
+
+        Args:
+            target: Which checkpoint.
+            at: The waiting status that was read.
+            settled: What it is to become.
+            cause: Recognises our own write after a lost acknowledgement.
+
+        Raises:
+            Unknown: If the write neither is there nor can be ruled out; deliver again.
+            Garbled: If what stands now does not parse.
+        """
+        try:
+            revision = await self._records.put_status(target, settled, at.revision, cause)
+        except CasLost:
+            return await self._read_back(target, settled, cause)
+        except Unknown:
+            seen = await self._read_back(target, settled, cause)
+            if seen.status.revision == at.revision:
+                raise
+            return seen
+        return Attempt(True, StatusAt(settled, revision, cause))
+
+    async def finish(
+        self,
+        target: Checkpoint,
+        status: StatusAt,
+        *,
+        won: bool,
+        by: str,
+        armed_seq: int | None = None,
+        trace: str | None = None,
+        telling: list[Telling] | None = None,
+    ) -> None:
+        """Make the fact exist, cancel the timer and tell observers; all of it idempotent.
+
+        Args:
+            target: Which checkpoint.
+            status: Its settled status.
+            won: Whether this worker's write settled it (for counting).
+            by: What drove it: ``resume``, ``wheel``, ``fire``, ``sweep``, ``command``.
+            armed_seq: Sequence of the timer, if known.
+            trace: Trace context of the command.
+            telling: Where to leave the observers' fact, to be published with a result; published
+                at once if absent.
+
+        Raises:
+            Contradiction: If another fact stands; nobody acts on it.
+        """
+        cause = status.cause or "_worker/unknown"
+        fact = fact_of(target, status.record)
+        await together(
+            self._records.put_fact(target, fact, cause), self._cancel(target, armed_seq, by)
+        )
+        if telling is None:
+            await self._tell(target, status.record, cause, trace)
+        else:
+            telling.append(lambda: self._tell(target, status.record, cause, trace))
+        self._remember(target, status.record.deadlineGeneration)
+        if won:
+            self._count(status.record, by)
+        self._on_settled(Settled(target, status, won))
+
+    async def expire(
+        self, target: Checkpoint, at: StatusAt, now_ms: int, cause: str, *, by: str
+    ) -> Attempt:
+        """Settle a due, waiting status as expired and finish what follows.
+
+        Args:
+            target: Which checkpoint.
+            at: The waiting status that was read.
+            now_ms: Lower bound of now; at or after the deadline.
+            cause: Whose doing.
+            by: ``wheel``, ``fire``, ``sweep`` or ``command``.
+        """
+        outcome = await self.attempt(target, at, expired(at.record, now_ms), cause)
+        if outcome.status.record.state != "waiting":
+            await self.finish(target, outcome.status, won=outcome.won, by=by)
+        return outcome
+
+    async def expire_coordinate(self, coordinate: Coordinate, now_ms: int, cause: str) -> None:
+        """The wheel's way: settle from memory, without a read; the compare-and-set judges it."""
+        waiting = StatusRecord(
+            state="waiting",
+            deadlineGeneration=coordinate.generation,
+            deadline=coordinate.deadline_ms,
+            observedSpecRevision=coordinate.spec_revision,
+        )
+        at = StatusAt(waiting, coordinate.revision, None)
+        outcome = await self.attempt(coordinate.target, at, expired(waiting, now_ms), cause)
+        if outcome.won:
+            await self.finish(
+                coordinate.target,
+                outcome.status,
+                won=True,
+                by="wheel",
+                armed_seq=coordinate.armed_seq,
+            )
+
+    async def restore_from_fact(
+        self, target: Checkpoint, at: StatusAt, fact: SettleFact, cause: str
+    ) -> StatusAt:
+        """Repair a status that reads waiting although its settle fact exists.
+
+        Returns:
+            The settled status as it stands afterwards.
+
+        Raises:
+            Contradiction: If the fact speaks of a generation the status never had.
+        """
+        if fact.generation < at.record.deadlineGeneration:
+            raise Contradiction(target)
+        record = StatusRecord(
+            state=fact.settle,
+            deadlineGeneration=fact.generation,
+            deadline=at.record.deadline,
+            observedSpecRevision=at.record.observedSpecRevision,
+            settledGeneration=fact.generation,
+            settledTs=fact.ts,
+            settledHolder=fact.holder,
+            settledAnswerId=fact.answerId,
+        )
+        log.error("status_regressed", space=self._names.space, token=target.token)
+        metrics.REPAIRS.labels("status-restored").inc()
+        return (await self.attempt(target, at, record, cause)).status
+
+    async def _read_back(self, target: Checkpoint, ours: StatusRecord, cause: str) -> Attempt:
+        status = await self._records.status(target)
+        if not isinstance(status, StatusAt):
+            raise Garbled(target, "status")
+        won = status.cause == cause and status.record.state == ours.state
+        return Attempt(won, status)
+
+    async def _cancel(self, target: Checkpoint, armed_seq: int | None, by: str) -> None:
+        owner = subjects.own_timer(self._names, target)
+        seq = armed_seq if armed_seq is not None else await self._writer.armed_seq(owner)
+        if seq > 0:
+            await self._writer.cancel(owner, seq)
+        elif by != "fire":
+            await self._cancel_foreign(target)
+
+    async def _cancel_foreign(self, target: Checkpoint) -> None:
+        """Cancel the timer of a foreign owner, whose instance and epoch only the stream knows."""
+        pattern = f"{self._names.prefix}.ept.{target.wire_endpoint}.*.*.{target.token}.armed"
+        info = await self._js.stream_info(self._names.ept_stream, subjects_filter=pattern)
+        for subject in info.subjects:
+            owner: Timer | None = subjects.parse_timer(self._names, subject)
+            if owner is not None:
+                seq = await self._writer.armed_seq(owner)
+                if seq > 0:
+                    await self._writer.cancel(owner, seq)
+
+    async def _tell(
+        self, target: Checkpoint, record: StatusRecord, cause: str, trace: str | None
+    ) -> None:
+        holder = record.settledHolder
+        if holder is None:
+            spec = await self._records.spec(target)
+            if not isinstance(spec, SpecAt):
+                raise Garbled(target, "spec")
+            holder = spec.record.holder
+        await publish_fact(
+            self._res,
+            self._names,
+            target,
+            record.state,
+            observer_fact(record, holder),
+            cause,
+            trace,
+        )
+
+    def _remember(self, target: Checkpoint, generation: int) -> None:
+        self._lately[target] = generation
+        if len(self._lately) > REMEMBERED:
+            self._lately.popitem(last=False)
+
+    def _count(self, record: StatusRecord, by: str) -> None:
+        metrics.SETTLED.labels(record.state, by).inc()
+        if record.state == "expired" and record.settledTs is not None:
+            metrics.EXPIRY_LATENESS.observe((record.settledTs - record.deadline) / 1000)
+
+
+def expired(waiting: StatusRecord, now_ms: int) -> StatusRecord:
+    """The expired form of a waiting status."""
+    return StatusRecord(
+        state="expired",
+        deadlineGeneration=waiting.deadlineGeneration,
+        deadline=waiting.deadline,
+        observedSpecRevision=waiting.observedSpecRevision,
+        settledGeneration=waiting.deadlineGeneration,
+        settledTs=now_ms,
+    )
+
+
+def resumed(
+    waiting: StatusRecord, now_ms: int, holder: Holder, answer_id: str | None
+) -> StatusRecord:
+    """The resumed form of a waiting status; ``now_ms`` is before its deadline."""
+    return StatusRecord(
+        state="resumed",
+        deadlineGeneration=waiting.deadlineGeneration,
+        deadline=waiting.deadline,
+        observedSpecRevision=waiting.observedSpecRevision,
+        settledGeneration=waiting.deadlineGeneration,
+        settledTs=now_ms,
+        settledHolder=holder,
+        settledAnswerId=answer_id,
+    )
+
+
+def fact_of(target: Checkpoint, record: StatusRecord) -> SettleFact:
+    """The settle fact a settled status entails; a pure function of it."""
+    if record.state == "waiting" or record.settledTs is None:
+        raise Garbled(target, "status")
+    return SettleFact(
+        v=1,
+        token=target.token,
+        settle=record.state,
+        generation=record.deadlineGeneration,
+        ts=record.settledTs,
+        holder=record.settledHolder,
+        answerId=record.settledAnswerId,
+    )
+
+
+def observer_fact(record: StatusRecord, holder: Holder) -> CheckpointFact:
+    """The public fact of a settlement; a pure function of the status and its spec."""
+    at_ms = record.settledTs or 0
+    return CheckpointFact(
+        v=1,
+        generation=record.deadlineGeneration,
+        deadline_at_ms=record.deadline,
+        holder=holder,
+        at_ms=at_ms,
+        lateness_ms=at_ms - record.deadline if record.state == "expired" else None,
+    )
+
+
+async def publish_fact(
+    res: GroupPublisher,
+    names: Names,
+    target: Checkpoint,
+    kind: str,
+    fact: CheckpointFact,
+    cause: str,
+    trace: str | None,
+) -> None:
+    """Publish a public fact, create-only per generation; one that exists is enough."""
+    headers = {h.CAUSE: cause}
+    if trace is not None:
+        headers[h.TRACEPARENT] = trace
+    try:
+        await res.publish(
+            subjects.checkpoint_fact(names, kind, target, fact.generation),
+            fact.to_bytes(),
+            headers=headers,
+            expect_last_subject_seq=0,
+        )
+    except CasLost:
+        return
+
+
+def view(target: Checkpoint, record: StatusRecord, holder: Holder | None = None) -> CheckpointView:
+    """A checkpoint as results and queries show it."""
+    return CheckpointView(
+        endpoint=target.endpoint,
+        token=target.token,
+        state=record.state,
+        generation=record.deadlineGeneration,
+        deadline_at_ms=record.deadline,
+        holder=holder,
+        settled_at_ms=record.settledTs,
+        settled_holder=record.settledHolder,
+        answer_id=record.settledAnswerId,
+    )
+
+
+async def together(*steps: Awaitable[object]) -> None:
+    """Run steps side by side to their ends, then raise the first failure, if any.
+
+    Unlike a task group it cancels nothing: a step that has begun to write is always read back.
+    """
+    for outcome in await asyncio.gather(*steps, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,349 @@
+"""Heartbeat, resume and expire (spec/checkpoints.md, Verbs).
+
+Each verb reads what it judges at the leader, decides by one compare-and-set, and derives the rest.
+A command delivered again recognises its own write by the cause header, so it may be run any number
+of times, from any point at which an earlier run stopped.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from schemas.codes import BadInput, Code
+from schemas.commands.cp import Heartbeat, Resume
+from schemas.names import Names
+from schemas.records import (
+    AnswerRecord,
+    Holder,
+    StatusRecord,
+    TimerBody,
+    answer_id,
+    prompt_digest,
+)
+from schemas.results import Accepted, Refusal, Verdict
+from schemas.subjects import own_timer
+from schemas.views import CheckpointFact
+from worker import metrics
+from worker.bus.errors import CasLost, Unknown
+from worker.bus.window import GroupPublisher
+from worker.checkpoints.context import Clock, Context
+from worker.checkpoints.looking import Whole, look, regressed, whole
+from worker.checkpoints.minting import coordinate, deadline_trouble
+from worker.checkpoints.records import Garbled, Records, StatusAt
+from worker.checkpoints.settle import Settler, publish_fact, resumed, view
+from worker.timers.wheel import Coordinate
+from worker.timers.writer import Armed, TimerWriter
+
+
+class Verbs:
+    """Serves heartbeat, resume and expire.
+
+    Args:
+        names: The space.
+        clock: The broker's now.
+        records: The records.
+        settler: Settles and finishes.
+        writer: Arms deadlines.
+        res: Publisher of facts.
+        offer: Told of each coordinate this worker armed.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        clock: Clock,
+        records: Records,
+        settler: Settler,
+        writer: TimerWriter,
+        res: GroupPublisher,
+        offer: Callable[[Coordinate], object],
+    ) -> None:
+        self._names = names
+        self._clock = clock
+        self._records = records
+        self._settler = settler
+        self._writer = writer
+        self._res = res
+        self._offer = offer
+
+    async def heartbeat(self, ctx: Context, body: Heartbeat) -> Verdict:
+        """Move a waiting checkpoint's deadline: status first, timer second.
+
+        Raises:
+            BadInput: If the new deadline is not in the future or too far ahead.
+            TidegateError: On a transient fault (deliver again) or a garbled record.
+        """
+        owner = own_timer(self._names, ctx.target)
+        # The fence's sequence is read before the compare-and-set that proves the status.
+        armed_seq, seen = await asyncio.gather(
+            self._writer.armed_seq(owner), look(self._records, ctx.target)
+        )
+        it = whole(ctx.target, seen)
+        if isinstance(it, Refusal):
+            return it
+        if it.status.record.state != "waiting":
+            return await self._settled(ctx, it)
+        refused = await regressed(self._settler, ctx.target, it, ctx.cause)
+        if refused is not None:
+            return refused
+        if self._is_own_extension(ctx, body, it.status):
+            return await self._extended(ctx, it, it.status, armed_seq)
+        if it.status.record.deadlineGeneration != body.generation:
+            return self._stale(ctx, it)
+        now_ms = ctx.now_ms(self._clock)
+        if now_ms >= it.status.record.deadline:
+            return await self._expire_due(ctx, it)
+        trouble = deadline_trouble(body.deadline_at_ms, now_ms)
+        if trouble is not None:
+            raise trouble
+        moved = StatusRecord(
+            state="waiting",
+            deadlineGeneration=body.generation + 1,
+            deadline=body.deadline_at_ms,
+            observedSpecRevision=it.status.record.observedSpecRevision,
+        )
+        status = await self._move(ctx, it, moved)
+        if status.record.state != "waiting":
+            return await self._settled(ctx, Whole(it.spec, status, it.fact))
+        if status.cause != ctx.cause:
+            return self._stale(ctx, Whole(it.spec, status, it.fact))
+        return await self._extended(ctx, it, status, armed_seq)
+
+    async def resume(self, ctx: Context, body: Resume) -> Verdict:
+        """Let the run go on, if its holder says so before the deadline.
+
+        Raises:
+            BadInput: If the answer is not one of the prompt's choices.
+            TidegateError: On a transient fault (deliver again) or a garbled record.
+        """
+        it = whole(ctx.target, await look(self._records, ctx.target))
+        if isinstance(it, Refusal):
+            return it
+        speaker = Holder(id=ctx.speaker.principal, lifecycleUid=ctx.speaker.uid)
+        if it.spec.record.holder != speaker:
+            return Refusal(
+                Code.PERMISSION_DENIED,
+                "not-the-holder",
+                "only the recorded holder, in the recorded life, may resume this checkpoint",
+            )
+        refused = await regressed(self._settler, ctx.target, it, ctx.cause)
+        if refused is not None:
+            return refused
+        filed: str | None = None
+        for attempt in range(2):
+            if it.status.record.state != "waiting":
+                return await self._settled(ctx, it)
+            if ctx.now_ms(self._clock) >= it.status.record.deadline:
+                return await self._expire_due(ctx, it)
+            if attempt == 0:
+                refused = await self._check_prompt(ctx, body)
+                if refused is not None:
+                    return refused
+                filed = await self._file_answer(ctx, body)
+            now_ms = ctx.now_ms(self._clock)
+            if now_ms >= it.status.record.deadline:
+                return await self._expire_due(ctx, it)
+            settled = resumed(it.status.record, now_ms, speaker, filed)
+            outcome = await self._settler.attempt(ctx.target, it.status, settled, ctx.cause)
+            it = Whole(it.spec, outcome.status, it.fact)
+            if outcome.won:
+                return await self._resumed(ctx, it, won=True)
+        return await self._lost_to_heartbeat(ctx, it)
+
+    async def expire(self, ctx: Context) -> Verdict:
+        """Settle a due checkpoint; a settled one answers with its settlement.
+
+        Raises:
+            TidegateError: On a transient fault (deliver again) or a garbled record.
+        """
+        it = whole(ctx.target, await look(self._records, ctx.target))
+        if isinstance(it, Refusal):
+            return it
+        refused = await regressed(self._settler, ctx.target, it, ctx.cause)
+        if refused is not None:
+            return refused
+        record = it.status.record
+        if record.state == "waiting":
+            if self._clock.lower_ms() < record.deadline and ctx.at_ms < record.deadline:
+                return Refusal(
+                    Code.FAILED_PRECONDITION,
+                    "not-due",
+                    "the deadline has not passed yet",
+                    data=self._view(ctx, it),
+                )
+            await self._wait_until_due(record.deadline)
+            outcome = await self._settler.expire(
+                ctx.target, it.status, int(self._clock.lower_ms()), ctx.cause, by="command"
+            )
+            it = Whole(it.spec, outcome.status, it.fact)
+            if outcome.status.record.state == "waiting":
+                return self._moved(ctx, it)
+        else:
+            await self._settler.finish(ctx.target, it.status, won=False, by="command")
+        own = it.status.cause == ctx.cause
+        word = "expired" if own and it.status.record.state == "expired" else "already_settled"
+        return Accepted(word, self._view(ctx, it))
+
+    async def _move(self, ctx: Context, it: Whole, moved: StatusRecord) -> StatusAt:
+        """Compare-and-set the new deadline; answer with what stands afterwards."""
+        try:
+            revision = await self._records.put_status(
+                ctx.target, moved, it.status.revision, ctx.cause
+            )
+        except (CasLost, Unknown) as lost:
+            now = await self._records.status(ctx.target)
+            if not isinstance(now, StatusAt):
+                raise Garbled(ctx.target, "status") from lost
+            if isinstance(lost, Unknown) and now.revision == it.status.revision:
+                raise
+            return now
+        return StatusAt(moved, revision, ctx.cause)
+
+    async def _extended(self, ctx: Context, it: Whole, status: StatusAt, armed_seq: int) -> Verdict:
+        record = status.record
+        armed = await self._writer.arm(
+            own_timer(self._names, ctx.target),
+            TimerBody(
+                v=1,
+                timerId=ctx.target.token,
+                generation=record.deadlineGeneration,
+                deadline=record.deadline,
+            ),
+            known_seq=armed_seq,
+            proven=True,
+        )
+        if isinstance(armed, Armed) and armed.generation == record.deadlineGeneration:
+            self._offer(coordinate(ctx.target, status, armed.seq))
+        fact = CheckpointFact(
+            v=1,
+            generation=record.deadlineGeneration,
+            deadline_at_ms=record.deadline,
+            holder=it.spec.record.holder,
+            at_ms=ctx.at_ms,
+        )
+        self._tell(ctx, "extended", fact)
+        return Accepted("extended", view(ctx.target, record, it.spec.record.holder).to_object())
+
+    async def _check_prompt(self, ctx: Context, body: Resume) -> Refusal | None:
+        if body.prompt_digest is None and "answer" not in body.model_fields_set:
+            return None
+        prompt = await self._records.prompt(ctx.target)
+        if body.prompt_digest is not None and (
+            prompt is None or prompt_digest(prompt) != body.prompt_digest
+        ):
+            return Refusal(
+                Code.CONFLICT,
+                "prompt-differs",
+                "the stored prompt is not the one that was seen; show it again",
+            )
+        if (
+            prompt is not None
+            and prompt.choices is not None
+            and "answer" in body.model_fields_set
+            and body.answer not in prompt.choices
+        ):
+            raise BadInput("answer", "not-a-choice", "answer must be one of the prompt's choices")
+        return None
+
+    async def _file_answer(self, ctx: Context, body: Resume) -> str | None:
+        if not body.has_answer:
+            return None
+        by = ctx.speaker.principal
+        identifier = answer_id(ctx.target.token, by, body.answer, body.artifact)
+        record = AnswerRecord(
+            v=1,
+            token=ctx.target.token,
+            answerId=identifier,
+            by=by,
+            at=ctx.at_ms,
+            value=body.answer,
+            artifact=body.artifact,
+        )
+        await self._records.put_answer(ctx.target, record, ctx.cause)
+        return identifier
+
+    async def _resumed(self, ctx: Context, it: Whole, *, won: bool) -> Verdict:
+        await self._settler.finish(
+            ctx.target, it.status, won=won, by="resume", trace=ctx.trace, telling=ctx.telling
+        )
+        if won and it.status.record.settledTs is not None:
+            metrics.SETTLE_SECONDS.observe((it.status.record.settledTs - ctx.at_ms) / 1000)
+        return Accepted("resumed", self._view(ctx, it))
+
+    async def _settled(self, ctx: Context, it: Whole) -> Verdict:
+        """Answer a resume or heartbeat that came after the settlement, and finish it."""
+        if it.status.record.state == "resumed" and it.status.cause == ctx.cause:
+            return await self._resumed(ctx, it, won=False)
+        await self._settler.finish(
+            ctx.target, it.status, won=False, by="command", telling=ctx.telling
+        )
+        if it.status.record.state == "expired":
+            return self._expired(ctx, it)
+        return Refusal(
+            Code.CONFLICT,
+            "already-resumed",
+            "this checkpoint was resumed before; its settlement is in data",
+            data=self._view(ctx, it),
+        )
+
+    async def _expire_due(self, ctx: Context, it: Whole) -> Verdict:
+        """Drive the expiry of a due checkpoint, once its deadline has passed beyond doubt."""
+        await self._wait_until_due(it.status.record.deadline)
+        outcome = await self._settler.expire(
+            ctx.target, it.status, int(self._clock.lower_ms()), ctx.cause, by="command"
+        )
+        it = Whole(it.spec, outcome.status, it.fact)
+        if it.status.record.state == "waiting":
+            return self._moved(ctx, it)
+        if it.status.record.state == "resumed":
+            return await self._settled(ctx, it)
+        return self._expired(ctx, it)
+
+    async def _lost_to_heartbeat(self, ctx: Context, it: Whole) -> Verdict:
+        if it.status.record.state != "waiting":
+            return await self._settled(ctx, it)
+        return self._moved(ctx, it)
+
+    async def _wait_until_due(self, deadline_ms: int) -> None:
+        while (wait_ms := deadline_ms - self._clock.lower_ms()) > 0:  # noqa: ASYNC110 - a clock
+            await asyncio.sleep(wait_ms / 1000)
+
+    def _is_own_extension(self, ctx: Context, body: Heartbeat, status: StatusAt) -> bool:
+        return (
+            status.cause == ctx.cause
+            and status.record.deadlineGeneration == body.generation + 1
+            and status.record.deadline == body.deadline_at_ms
+        )
+
+    def _expired(self, ctx: Context, it: Whole) -> Refusal:
+        return Refusal(
+            Code.EXPIRED,
+            "expired",
+            "the deadline passed first; the checkpoint has expired",
+            data=self._view(ctx, it),
+        )
+
+    def _stale(self, ctx: Context, it: Whole) -> Refusal:
+        return Refusal(
+            Code.CONFLICT,
+            "stale-generation",
+            "the deadline was moved by somebody else; the generation in force is in data",
+            data=self._view(ctx, it),
+        )
+
+    def _moved(self, ctx: Context, it: Whole) -> Refusal:
+        return Refusal(
+            Code.CONFLICT,
+            "deadline-moved",
+            "the deadline was moved meanwhile; look again and repeat with a new command id",
+            data=self._view(ctx, it),
+        )
+
+    def _view(self, ctx: Context, it: Whole) -> dict[str, object]:
+        return view(ctx.target, it.status.record, it.spec.record.holder).to_object()
+
+    def _tell(self, ctx: Context, kind: str, fact: CheckpointFact) -> None:
+        ctx.telling.append(
+            lambda: publish_fact(
+                self._res, self._names, ctx.target, kind, fact, ctx.cause, ctx.trace
+            )
+        )

@@ -1,0 +1,96 @@
+"""Fired timers: each is a hint, judged before anything follows from it.
+
+A fired message carries no id and no due time, and whoever may publish there can forge one. It acts
+only if it parses, names its sibling ``.armed`` as its one scheduler, is of the generation in force
+and its deadline has passed by the broker's own clock.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from schemas import headers as h
+from schemas import subjects
+from schemas.codes import BadInput
+from schemas.names import Names
+from schemas.records import TimerBody
+from schemas.subjects import Checkpoint
+from worker import logs, metrics
+from worker.bus.pull import Delivery
+from worker.timers.wheel import LowerClock
+from worker.timers.writer import Prove
+
+log = logs.get()
+
+MAX_EARLY_WAIT_MS = 60_000
+
+Expire = Callable[[Checkpoint, int], Awaitable[str]]
+"""Settles one generation as expired; answers ``settled``, ``not-waiting`` or ``stale``."""
+
+
+class FireHandler:
+    """Judges fired messages.
+
+    Args:
+        names: The space.
+        clock: Lower bound of the broker's now.
+        prove: Reads a status at the leader.
+        expire: Settles a due checkpoint by compare-and-set.
+        settled_lately: Whether this worker has just settled that generation, which saves a read.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        clock: LowerClock,
+        prove: Prove,
+        expire: Expire,
+        settled_lately: Callable[[Checkpoint, int], bool],
+    ) -> None:
+        self._names = names
+        self._clock = clock
+        self._prove = prove
+        self._expire = expire
+        self._settled_lately = settled_lately
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Judge one fired message and settle what is due.
+
+        Raises:
+            TidegateError: On a transient fault; the puller asks for it again later.
+        """
+        verdict, wait_ms = await self._judge(delivery)
+        metrics.TIMER_FIRES.labels(verdict).inc()
+        if verdict == "early":
+            await delivery.nak(min(wait_ms, MAX_EARLY_WAIT_MS))
+            return
+        if verdict == "forged":
+            log.warning("timer_fire_forged", space=self._names.space, seq=delivery.stream_seq)
+            await delivery.term()
+            return
+        await delivery.ack()
+
+    async def _judge(self, delivery: Delivery) -> tuple[str, int]:
+        timer = subjects.parse_timer(self._names, delivery.subject)
+        if timer is None or timer.kind != "fire":
+            return "forged", 0
+        if h.SCHEDULER in delivery.headers.repeated or delivery.headers.get(
+            h.SCHEDULER
+        ) != subjects.timer(self._names, timer, "armed"):
+            return "forged", 0
+        try:
+            body = TimerBody.from_bytes(delivery.data)
+        except BadInput:
+            return "forged", 0
+        if body.timerId != timer.token:
+            return "forged", 0
+        target = Checkpoint(timer.endpoint, timer.token)
+        if self._settled_lately(target, body.generation):
+            return "not-waiting", 0
+        proof = await self._prove(target)
+        if proof is None or not proof.waiting:
+            return "not-waiting", 0
+        if proof.generation != body.generation:
+            return "stale", 0
+        wait_ms = proof.deadline_ms - self._clock.lower_ms()
+        if wait_ms > 0:
+            return "early", int(wait_ms) + 1
+        return await self._expire(target, body.generation), 0
