@@ -10,7 +10,8 @@ A crash at any point leaves the file as it was after some whole batch, and the w
 import functools
 import hashlib
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -39,6 +40,7 @@ T = TypeVar("T")
 _LOAD = "SELECT epoch, watermark, now_ms, chain, ruleset, ordinal FROM fold"
 _SAVE = "UPDATE fold SET epoch = ?, watermark = ?, now_ms = ?, chain = ?, ruleset = ?, ordinal = ?"
 _PUT_OUT = "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?)"
+_DROP = "DELETE FROM outbox WHERE id = ?"
 _STORAGE_ERRORS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
@@ -137,20 +139,29 @@ class Fold:
         self._marks = LogMarks(db)
         self._outbox = Outbox()
         self._ticked = False
+        self._seq = 0
         self.state = self._load()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection it folds over."""
+        return self._db
 
     def due_at(self) -> int | None:
         """The earliest instant of log time at which a tick would change something."""
         instants = (plane.due_at(self._db) for plane in self._planes.values())
         return min((instant for instant in instants if instant is not None), default=None)
 
-    def apply_batch(self, messages: Sequence[LogMessage], *, say_from_ms: int = 0) -> Batch:
+    def apply_batch(
+        self, messages: Sequence[LogMessage], *, say_from_ms: int = 0, said: Sequence[int] = ()
+    ) -> Batch:
         """Fold messages in one transaction and commit it.
 
         Args:
             messages: Consecutive messages of the log, the first one after the watermark.
             say_from_ms: Commands with an older timestamp say nothing: their outbox rows are not
                 written, since what they would say has left the results' stream long ago.
+            said: Ids of outbox rows of earlier batches that are dropped in the same transaction.
 
         Returns:
             What was done, committed and on disk.
@@ -160,13 +171,12 @@ class Fold:
             StorageFull: If the disk is; nothing was changed.
             FoldFailed: If a transition broke; nothing was changed.
         """
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        seq = 0
-        try:
-            applied, stop = 0, None
+        applied, stop = 0, None
+        with self._transaction():
+            if said:
+                self._db.executemany(_DROP, [(number,) for number in said])
             for message in messages:
-                seq = message.seq
+                self._seq = message.seq
                 self._outbox.muted = message.time_ms < say_from_ms
                 stop = self._fold(message)
                 if stop is not None:
@@ -174,23 +184,21 @@ class Fold:
                 applied += 1
             self._write()
             self._commit()
-        except LedgerError:
-            raise
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_ERRORS:
-                raise StorageFull from error
-            raise FoldFailed(seq) from error
-        except Exception as error:
-            raise FoldFailed(seq) from error
-        finally:
-            if db.in_transaction:
-                db.rollback()
-                self.reload()
         rows = tuple(self._outbox.rows)
         batch = Batch(applied, self.state.watermark, rows, stop, self._ticked)
         self._outbox.rows.clear()
         self._ticked = False
         return batch
+
+    def drop(self, ids: Sequence[int]) -> None:
+        """Drop outbox rows that were said, in a transaction of their own.
+
+        Raises:
+            StorageFull: If the disk is; they are said again after a restart, which does no harm.
+        """
+        with self._transaction():
+            self._db.executemany(_DROP, [(number,) for number in ids])
+            self._commit()
 
     def reload(self) -> None:
         """Read the state again from the file, as after a rollback or a rebase."""
@@ -204,6 +212,26 @@ class Fold:
         last = self._db.execute("SELECT max(id) FROM outbox").fetchone()[0]
         self._outbox.next_id = max(self._outbox.next_id, (last or 0) + 1)
         return State(*self._db.execute(_LOAD).fetchone())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        db = self._db
+        self._seq = 0
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            yield
+        except LedgerError:
+            raise
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_ERRORS:
+                raise StorageFull from error
+            raise FoldFailed(self._seq) from error
+        except Exception as error:
+            raise FoldFailed(self._seq) from error
+        finally:
+            if db.in_transaction:
+                db.rollback()
+                self.reload()
 
     def _write(self) -> None:
         self._memory.flush()
