@@ -116,7 +116,6 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
             _query("cp", "wait", cp.WaitQuery),
             Entry("view.cp.checkpoint", "view", "data of a result", views.CheckpointView),
             Entry("view.cp.show", "view", "data of query.cp.show", views.CheckpointDetail),
-            Entry("view.cp.settlement", "view", "data of query.cp.wait", views.SettlementView),
             _record("spec", "cp.<endpoint>.<token>.spec", records.SpecRecord),
             _record("status", "cp.<endpoint>.<token>.status", records.StatusRecord),
             _record("prompt", "prompt.<endpoint>.<token>", records.PromptRecord),

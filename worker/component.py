@@ -1,6 +1,10 @@
 """What the app supervises: something with a start, a run and a stop."""
 
+from collections.abc import Mapping
 from typing import Protocol
+
+from schemas.strict_json import JsonObject
+from worker.queries import QueryHandler
 
 
 class Component(Protocol):
@@ -20,6 +24,7 @@ class Component(Protocol):
 
         Raises:
             StartRefused: If the worker must not start like this.
+            Unavailable: If the broker went away meanwhile; the worker starts over.
         """
 
     async def run(self) -> None:
@@ -33,3 +38,16 @@ class Component(Protocol):
 
     def not_ready(self) -> list[str]:
         """Why work would not be served now; empty when ready."""
+        ...
+
+
+class SpaceComponent(Component, Protocol):
+    """A component that serves one space: the checkpoint plane, or the ledger with its planes."""
+
+    def queries(self) -> Mapping[tuple[str, str], QueryHandler]:
+        """Its queries by (plane, name)."""
+        ...
+
+    def status(self) -> JsonObject:
+        """What ``sys.status`` shows of it; from memory, at once."""
+        ...

@@ -108,6 +108,20 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
     return kept
 
 
+def replica_id(data_dir: Path, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """The random id of the worker that owns a data directory; made once and kept.
+
+    Raises:
+        BadIdentity: If what is kept there is not one.
+    """
+    path = data_dir / "replica"
+    files.create_private(path, new_uid(random_bytes).encode())
+    kept = path.read_text(encoding="utf-8").strip()
+    if not tokens.is_uid(kept):
+        raise BadIdentity(f"{path} does not hold a replica id; remove it to get a new one")
+    return kept
+
+
 def _path_of(data_dir: Path, principal: str) -> Path:
     if not tokens.is_principal(principal):
         raise BadIdentity("a principal matches [A-Za-z0-9_-]{1,64}")

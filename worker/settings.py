@@ -93,9 +93,7 @@ class Settings(BaseSettings):
         default_factory=default_data_dir,
         description="Folder for databases, identities and, embedded, the broker.",
     )
-    replicas: Literal[1, 3] = Field(
-        1, description="Replicas of each stream, 1 or 3; used by setup."
-    )
+    replicas: int = Field(1, description="Replicas of each stream, 1 or 3; used by setup.")
     health_host: str = Field("127.0.0.1", description="Address of /livez, /readyz and /metrics.")
     health_port: Port = Field(
         0, description="Port of /livez, /readyz and /metrics; 0 turns them off."
@@ -149,6 +147,13 @@ class Settings(BaseSettings):
             raise ValueError("must match [A-Za-z0-9_-]{1,64}, comma separated")
         if len(set(value)) != len(value):
             raise ValueError("names a space twice")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _one_or_three(cls, value: int) -> int:
+        if value not in (1, 3):
+            raise ValueError("must be 1 or 3")
         return value
 
     @field_validator("root")
@@ -266,7 +271,15 @@ def variable(field: str) -> str:
 
 def shown(settings: Settings, field: str) -> str:
     """A setting's value as it may be shown: passwords hidden, also inside URLs."""
-    value = getattr(settings, field)
+    return _shown(field, getattr(settings, field))
+
+
+def shown_default(field: str) -> str:
+    """A setting's default, as ``shown`` would show it."""
+    return _shown(field, Settings.model_fields[field].get_default(call_default_factory=True))
+
+
+def _shown(field: str, value: object) -> str:
     match value:
         case None:
             return ""

@@ -12,11 +12,12 @@ _UNITS: Final = {
     "d": 86_400_000,
     "w": 604_800_000,
 }
-_PART: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d|w)")
-_DURATION: Final = re.compile(r"(?:\d{1,12}(?:ms|s|m|h|d|w))+")
-_MILLISECONDS: Final = re.compile(r"\d{12,16}")
+_PART: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d|w)", re.ASCII)
+_DURATION: Final = re.compile(r"(?:\d{1,12}(?:ms|s|m|h|d|w))+", re.ASCII)
+_MILLISECONDS: Final = re.compile(r"\d{12,16}", re.ASCII)
 _RFC3339: Final = re.compile(
-    r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})"
+    r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})",
+    re.ASCII,
 )
 
 

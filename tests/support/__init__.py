@@ -1,0 +1,1 @@
+"""What tests share: real servers, spaces, workers and processes."""

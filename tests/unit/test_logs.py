@@ -1,0 +1,110 @@
+"""Logs: one event a line, context per unit of work, and a sink that may fail."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from worker import logs
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    yield stream
+    structlog.reset_defaults()
+    logging.getLogger().handlers.clear()
+
+
+def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_is_one_json_line_with_its_fields(lines: io.StringIO) -> None:
+    logs.get(space="s").info("minted", token="t\nwith a line break")
+    (event,) = parsed(lines)
+    assert list(event)[:3] == ["at", "level", "event"]
+    assert event["event"] == "minted"
+    assert event["space"] == "s"
+    assert event["token"] == "t\nwith a line break"
+
+
+def test_less_severe_events_are_left_out(lines: io.StringIO) -> None:
+    logs.get().debug("detail")
+    assert parsed(lines) == []
+
+
+async def test_a_hundred_interleaved_commands_keep_their_own_ids(lines: io.StringIO) -> None:
+    log = logs.get()
+
+    async def command(number: int) -> None:
+        logs.clear()
+        with logs.bound(command_id=f"c{number}"):
+            for step in range(3):
+                log.info("step", number=number, step=step)
+                await asyncio.sleep(0)
+        log.info("after", number=number)
+
+    await asyncio.gather(*(command(number) for number in range(100)))
+    events = parsed(lines)
+    assert len(events) == 400
+    for event in events:
+        expected = f"c{event['number']}" if event["event"] == "step" else None
+        assert event.get("command_id") == expected
+
+
+def test_an_exception_shows_no_local_variables(lines: io.StringIO) -> None:
+    def fail() -> None:
+        password = "sentinel"  # noqa: F841  it must not be shown
+        raise ValueError("broken")
+
+    try:
+        fail()
+    except ValueError:
+        logs.get().exception("failed")
+    assert "sentinel" not in lines.getvalue().replace('password = "sentinel"', "")
+    assert parsed(lines)[0]["exception"][0]["exc_value"] == "broken"
+
+
+def test_an_error_given_as_a_field_is_its_type_and_sentence(lines: io.StringIO) -> None:
+    logs.get().warning("lost", error=OSError("gone"))
+    assert parsed(lines)[0]["error"] == "OSError: gone"
+
+
+def test_a_librarys_own_logging_becomes_an_event(lines: io.StringIO) -> None:
+    logging.getLogger("aiohttp.server").error("it broke: %s", "badly")
+    (event,) = parsed(lines)
+    assert event["event"] == "library_log"
+    assert event["text"] == "it broke: badly"
+    assert event["library"] == "aiohttp.server"
+
+
+class Broken(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise ValueError("closed")
+
+
+def test_a_sink_that_fails_never_hurts_the_work() -> None:
+    logs.configure("info", "json", Broken())
+    logs.get().info("lost")
+    logging.getLogger("nats").error("lost too")
+    structlog.reset_defaults()
+    logging.getLogger().handlers.clear()
+
+
+def test_console_output_is_for_people() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "console", stream)
+    logs.get().info("minted", token="t")
+    structlog.reset_defaults()
+    assert "minted" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")

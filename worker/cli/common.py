@@ -1,0 +1,306 @@
+"""What all commands share: options, exit codes, output and the way to a client.
+
+Data goes to standard output, words for people to standard error.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+
+from schemas.codes import BadInput, Code
+from schemas.strict_json import JsonObject
+from schemas.subjects import Speaker
+from worker.cli.instants import parse_duration, parse_instant
+from worker.errors import StartRefused, TidegateError
+
+if TYPE_CHECKING:
+    from worker.client import Client
+    from worker.settings import Loaded
+
+T = TypeVar("T")
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+REFUSED: Final = 3
+TIMEOUT: Final = 124
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 ok, 3 refused, 1 failed, 2 wrong usage, 124 no answer in time "
+    "(the outcome is unknown)."
+)
+
+JsonFlag = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document instead of text.", show_default=False),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings file of NAME=value lines.", metavar="FILE"),
+]
+NatsOption = Annotated[
+    str | None,
+    typer.Option("--nats", help="Broker URLs; see TIDEGATE_NATS_URL.", metavar="URL"),
+]
+SpaceOption = Annotated[
+    str | None,
+    typer.Option("--space", help="The space; by default the first of TIDEGATE_SPACES."),
+]
+AsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        help="Who speaks: a principal kept here (see identity), or principal.uid.",
+        metavar="PRINCIPAL",
+    ),
+]
+CommandIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--command-id",
+        help="Id of the intent, 16 to 64 of [A-Za-z0-9_-]; the same id is carried out once.",
+        metavar="ID",
+    ),
+]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option("--timeout", help="How long to wait, for example 30s.", metavar="DURATION"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command knows of where and who it is.
+
+    Attributes:
+        loaded: The settings.
+        space: The space it speaks in.
+        speaker: Who speaks.
+        as_json: Whether ``--json`` was given.
+        timeout_ms: How long to wait for a result.
+    """
+
+    loaded: "Loaded"
+    space: str
+    speaker: Speaker
+    as_json: bool
+    timeout_ms: int
+
+    def client(self) -> "Client":
+        """A client of this session, to be opened with ``async with``."""
+        from worker import broker
+        from worker.client import Client
+
+        settings = self.loaded.settings
+        return Client(
+            broker.client_options(settings),
+            self.speaker,
+            self.space,
+            root=settings.root,
+            timeout_ms=self.timeout_ms,
+            name=f"tidegate-cli-{self.speaker.principal}",
+        )
+
+
+def session(
+    *,
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    """Read settings and identity.
+
+    Raises:
+        BadSettings: If a setting is wrong.
+        BadIdentity: If the identity cannot be used.
+    """
+    from schemas import tokens
+
+    if space is not None and not tokens.is_space(space):
+        usage("--space", "a space matches [A-Za-z0-9_-]{1,64}")
+    loaded = load_settings({"nats_url": nats}, config)
+    settings = loaded.settings
+    return Session(
+        loaded=loaded,
+        space=space or settings.spaces[0],
+        speaker=_speaker(settings.data_dir, as_),
+        as_json=as_json,
+        timeout_ms=duration("--timeout", timeout) if timeout else settings.timeout_ms,
+    )
+
+
+def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
+    """Load the settings and name variables that are most likely misspelt.
+
+    Raises:
+        BadSettings: If a setting is wrong.
+    """
+    from worker import settings
+
+    loaded = settings.load(flags, config_file=config)
+    for name in loaded.unknown:
+        say(f"tidegate: {name} is not a setting; see: tidegate config show")
+    return loaded
+
+
+def _speaker(data_dir: Path, as_: str | None) -> Speaker:
+    import getpass
+    import re
+
+    from worker import identity
+
+    principal, dot, uid = (as_ or "").partition(".")
+    if dot:
+        try:
+            return Speaker(principal, uid)
+        except BadInput as bad:
+            usage("--as", bad.message)
+    kept = identity.find(data_dir, principal or None)
+    if kept is not None:
+        return kept.speaker
+    if not principal:
+        try:
+            principal = re.sub(r"[^A-Za-z0-9-]+", "-", getpass.getuser()).strip("-")[:64]
+        except (KeyError, OSError):
+            principal = ""
+    kept = identity.init(data_dir, principal or "me", identity.new_uid())
+    if kept.created:
+        say(f"tidegate: made an identity for {kept.speaker.principal} in {kept.path}")
+    return kept.speaker
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end."""
+    from worker import logs
+
+    logs.configure("error", "console")
+    return asyncio.run(work)
+
+
+def say(text: str) -> None:
+    """One line for a person."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return
+
+
+def emit(value: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
+    """Print data: one JSON document, or lines."""
+    if as_json:
+        print(json.dumps(value, ensure_ascii=False, indent=None))
+    elif isinstance(text, str):
+        print(text)
+    else:
+        print("\n".join(text))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned columns; the last column is not padded."""
+    if not rows:
+        return []
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row[:-1], widths, strict=True)), row[-1]])
+        for row in rows
+    ]
+
+
+def usage(parameter: str, message: str) -> NoReturn:
+    """Refuse a parameter as wrong usage."""
+    raise typer.BadParameter(message, param_hint=parameter)
+
+
+def duration(parameter: str, text: str) -> int:
+    """Milliseconds of a duration given as an option."""
+    try:
+        return max(1, parse_duration(text))
+    except ValueError as error:
+        usage(parameter, str(error))
+
+
+def instant(parameter: str, text: str) -> int:
+    """Milliseconds of an instant given as an option; ``+`` counts from this machine's now."""
+    try:
+        return parse_instant(text, now_ms())
+    except ValueError as error:
+        usage(parameter, str(error))
+
+
+def now_ms() -> int:
+    """This machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+def read_json(parameter: str, source: str) -> Any:
+    """A JSON value from ``-`` (standard input), ``@file``, or the text itself."""
+    try:
+        if source == "-":
+            raw = sys.stdin.read()
+        elif source.startswith("@"):
+            raw = Path(source[1:]).read_text(encoding="utf-8")
+        else:
+            raw = source
+    except (OSError, UnicodeDecodeError) as error:
+        usage(parameter, f"{source} cannot be read: {getattr(error, 'strerror', None) or error}")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        usage(parameter, "is not JSON")
+
+
+def exit_code(error: TidegateError) -> int:
+    """The exit code an error leads to."""
+    from worker.client import errors as client_errors
+
+    match error:
+        case client_errors.CallTimeout() | client_errors.QueryTimeout():
+            return TIMEOUT
+        case client_errors.Failed():
+            return FAILED
+        case client_errors.Refused() | StartRefused():
+            return REFUSED
+    match error.code:
+        case Code.PERMISSION_DENIED | Code.UNAUTHENTICATED:
+            return REFUSED
+        case Code.BAD_REQUEST:
+            return USAGE
+        case _:
+            return FAILED
+
+
+def error_object(error: TidegateError) -> JsonObject:
+    """An error as ``--json`` shows it: a result, or what looks like one."""
+    from schemas.codes import RETRYABLE
+    from worker.client import errors as client_errors
+
+    if isinstance(error, client_errors.Refused) and error.result.id:
+        return error.result.to_object()
+    is_refusal = exit_code(error) == REFUSED
+    shown: JsonObject = {
+        "v": 1,
+        "status": "refused" if is_refusal else "failed",
+        "outcome": error.reason,
+        "data": error.result.data if isinstance(error, client_errors.Refused) else {},
+        "error": {
+            "code": error.code.value,
+            "reason": error.reason,
+            "message": error.message,
+            "retryable": error.code in RETRYABLE,
+        },
+    }
+    if isinstance(error, client_errors.CallTimeout):
+        shown["command_id"] = error.command_id
+        shown["error"]["retryable"] = True
+    return shown

@@ -1,0 +1,434 @@
+"""``tidegate cp``: the checkpoint plane from a shell."""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from schemas.codes import BadInput
+from schemas.subjects import Checkpoint, Speaker
+from schemas.views import CheckpointView
+from worker.cli import common, cp_views
+from worker.cli.common import (
+    AsOption,
+    CommandIdOption,
+    ConfigOption,
+    JsonFlag,
+    NatsOption,
+    Session,
+    SpaceOption,
+    TimeoutOption,
+)
+
+if TYPE_CHECKING:
+    from worker.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Checkpoints: a run pauses with a deadline; its holder resumes it, or it expires.\n\n"
+    + common.EXIT_CODES,
+)
+
+Endpoint = Annotated[str, typer.Argument(help="What the run belongs to: dotted lower-case labels.")]
+Token = Annotated[str, typer.Argument(help="The checkpoint's token, [A-Za-z0-9_-]{1,64}.")]
+Deadline = Annotated[
+    str,
+    typer.Option(
+        "--deadline", "-d", help="+15m, an RFC 3339 instant, or milliseconds.", metavar="WHEN"
+    ),
+]
+WaitFlag = Annotated[
+    bool,
+    typer.Option(
+        "--wait", help="Then wait until it settles: exit 0 if it was resumed, 3 if it expired."
+    ),
+]
+WaitTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--wait-timeout", help="Longest wait for the settlement; 124 after it.", metavar="DURATION"
+    ),
+]
+LONGEST_WAIT_MS = 10 * 366 * 86_400_000
+
+
+@app.command()
+def mint(
+    endpoint: Endpoint,
+    deadline: Deadline,
+    token: Annotated[
+        str | None, typer.Argument(help="Its token; a random one if absent, printed.")
+    ] = None,
+    holder: Annotated[
+        str | None,
+        typer.Option(
+            "--holder",
+            help="Who may resume: principal.uid, or a principal kept here; the speaker if absent.",
+        ),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option("--title", help="One line asking a person something.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="More about it, markdown; - reads it from input.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", help="An allowed answer; repeatable.")
+    ] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            "--body",
+            help="More fields of the body (goal, obligations, prompt) as JSON; - or @FILE.",
+            metavar="JSON",
+        ),
+    ] = None,
+    wait: WaitFlag = False,
+    wait_timeout: WaitTimeout = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Pause a run until a deadline."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields = _fields(body)
+    fields["deadline_at_ms"] = common.instant("--deadline", deadline)
+    if holder is not None:
+        named = _holder(session, holder)
+        fields["holder"] = {"id": named.principal, "lifecycleUid": named.uid}
+    if title is not None:
+        fields["prompt"] = {"v": 1, "title": title}
+        if text is not None:
+            fields["prompt"]["body"] = _text(text)
+        if choice:
+            fields["prompt"]["choices"] = choice
+    elif text is not None or choice:
+        common.usage("--title", "is needed with --text and --choice")
+    target = _target(endpoint, token or secrets.token_hex(8))
+    _verb(session, "mint", target, fields, command_id, wait, wait_timeout)
+
+
+@app.command()
+def heartbeat(
+    endpoint: Endpoint,
+    token: Token,
+    deadline: Deadline,
+    generation: Annotated[
+        int | None,
+        typer.Option(
+            "--generation",
+            "-g",
+            help="The generation being extended; the one in force now if absent.",
+        ),
+    ] = None,
+    wait: WaitFlag = False,
+    wait_timeout: WaitTimeout = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Move a waiting checkpoint's deadline, earlier or later."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields: dict[str, Any] = {"deadline_at_ms": common.instant("--deadline", deadline)}
+    if generation is not None:
+        fields["generation"] = generation
+    target = _target(endpoint, token)
+    _verb(session, "heartbeat", target, fields, command_id, wait, wait_timeout)
+
+
+@app.command()
+def resume(
+    endpoint: Endpoint,
+    token: Token,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            "--answer",
+            help='What to answer, as JSON ("yes", {"ok": true}); plain words are text; - or @FILE.',
+        ),
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option("--artifact", help="Digest of what was shown.")
+    ] = None,
+    prompt_digest: Annotated[
+        str | None,
+        typer.Option("--prompt-digest", help="Refuse unless the prompt digests to this; see show."),
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let the run go on; only its holder may."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields: dict[str, Any] = {}
+    if answer is not None:
+        fields["answer"] = _answer(answer)
+    if artifact is not None:
+        fields["artifact"] = artifact
+    if prompt_digest is not None:
+        fields["prompt_digest"] = prompt_digest
+    _verb(session, "resume", _target(endpoint, token), fields, command_id)
+
+
+@app.command()
+def expire(
+    endpoint: Endpoint,
+    token: Token,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Settle a checkpoint whose deadline has passed."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    _verb(session, "expire", _target(endpoint, token), {}, command_id)
+
+
+@app.command()
+def repair(
+    endpoint: Endpoint,
+    token: Token,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look at one checkpoint as the sweep does, and mend what is missing."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    _verb(session, "repair", _target(endpoint, token), {}, command_id)
+
+
+@app.command()
+def show(
+    endpoint: Endpoint,
+    token: Token,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show everything there is about one checkpoint."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    target = _target(endpoint, token)
+
+    async def work(client: "Client") -> None:
+        detail = await client.cp.show(target.endpoint, target.token)
+        lines = cp_views.detail_lines(detail, common.now_ms())
+        common.emit(detail.to_object(), session.as_json, lines)
+
+    _with_client(session, work)
+
+
+@app.command("list")
+def list_(
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", help="Only of this endpoint.")
+    ] = None,
+    holder: Annotated[
+        str | None, typer.Option("--holder", help="Only held by this principal.")
+    ] = None,
+    due: Annotated[
+        str | None, typer.Option("--due", help="Only due before: +15m, an instant.", metavar="WHEN")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Items a page.")] = 100,
+    cursor: Annotated[
+        str | None, typer.Option("--cursor", help="next_cursor of the page before.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List waiting checkpoints."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    before = common.instant("--due", due) if due else None
+
+    async def work(client: "Client") -> None:
+        items: list[CheckpointView] = []
+        at: str | None = cursor
+        while True:
+            page = await client.cp.list(
+                endpoint=endpoint, holder=holder, due_before_ms=before, limit=limit, cursor=at
+            )
+            items.extend(page.items)
+            at = page.next_cursor
+            if at is None or not all_:
+                break
+        value = {"items": [item.to_object() for item in items], "next_cursor": at}
+        common.emit(value, session.as_json, cp_views.table(items, common.now_ms()))
+        if at is not None and not session.as_json:
+            common.say(f"There is more: --cursor {at}, or --all.")
+
+    _with_client(session, work)
+
+
+@app.command()
+def wait(
+    endpoint: Endpoint,
+    token: Token,
+    wait_timeout: WaitTimeout = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Wait until a checkpoint settles: exit 0 if it was resumed, 3 if it expired."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    target = _target(endpoint, token)
+    wait_ms = _wait_ms(wait_timeout or timeout)
+
+    async def work(client: "Client") -> int:
+        return await _settlement(client, session, target, wait_ms)
+
+    raise typer.Exit(_with_client(session, work))
+
+
+def _verb(
+    session: Session,
+    verb: str,
+    target: Checkpoint,
+    fields: dict[str, Any],
+    command_id: str | None,
+    wait: bool = False,
+    wait_timeout: str | None = None,
+) -> None:
+    wait_ms = _wait_ms(wait_timeout)
+
+    async def work(client: "Client") -> int:
+        if verb == "heartbeat" and "generation" not in fields:
+            detail = await client.cp.show(target.endpoint, target.token)
+            fields["generation"] = detail.checkpoint.generation
+        key = (target.wire_endpoint, target.token)
+        result = await client.call("cp", verb, key, fields, command_id=command_id)
+        lines = cp_views.result_lines(target, result, common.now_ms())
+        if not wait:
+            common.emit(result.to_object(), session.as_json, lines)
+            return common.OK
+        for line in lines:
+            common.say(line)
+        return await _settlement(client, session, target, wait_ms)
+
+    raise typer.Exit(_with_client(session, work))
+
+
+async def _settlement(client: "Client", session: Session, target: Checkpoint, wait_ms: int) -> int:
+    settled = await client.cp.wait_settled(target.endpoint, target.token, timeout_ms=wait_ms)
+    value = settled.to_object()
+    answer = await _answer_of(client, target) if settled.answer_id is not None else None
+    if answer is not None:
+        value["answer"] = answer
+    lines = cp_views.settled_lines(settled, answer, common.now_ms())
+    common.emit(value, session.as_json, lines)
+    return common.OK if settled.state == "resumed" else common.REFUSED
+
+
+async def _answer_of(client: "Client", target: Checkpoint) -> dict[str, Any] | None:
+    """The filed answer, if this speaker may read it."""
+    from worker.bus.errors import BusError
+    from worker.client import ClientError
+
+    try:
+        detail = await client.cp.show(target.endpoint, target.token)
+    except (ClientError, BusError):
+        return None
+    return detail.answer
+
+
+def _session(
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    return common.session(
+        config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
+    )
+
+
+def _with_client(session: Session, work: Callable[["Client"], Awaitable[common.T]]) -> common.T:
+    async def run() -> common.T:
+        async with session.client() as client:
+            return await work(client)
+
+    return common.run_async(run())
+
+
+def _target(endpoint: str, token: str) -> Checkpoint:
+    try:
+        return Checkpoint(endpoint, token)
+    except BadInput as bad:
+        common.usage(bad.field.upper(), bad.message)
+
+
+def _holder(session: Session, holder: str) -> Speaker:
+    principal, dot, uid = holder.partition(".")
+    if not dot:
+        from worker import identity
+
+        kept = identity.find(session.loaded.settings.data_dir, principal)
+        if kept is None:
+            common.usage("--holder", f"no identity of {principal} is kept here; give principal.uid")
+        return kept.speaker
+    try:
+        return Speaker(principal, uid)
+    except BadInput as bad:
+        common.usage("--holder", bad.message)
+
+
+def _fields(body: str | None) -> dict[str, Any]:
+    if body is None:
+        return {}
+    value = common.read_json("--body", body)
+    if not isinstance(value, dict):
+        common.usage("--body", "must be a JSON object")
+    return value
+
+
+def _text(text: str) -> str:
+    import sys
+
+    return sys.stdin.read() if text == "-" else text
+
+
+def _answer(text: str) -> Any:
+    import json
+
+    if text == "-" or text.startswith("@"):
+        return common.read_json("--answer", text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _wait_ms(text: str | None) -> int:
+    return common.duration("--wait-timeout", text) if text else LONGEST_WAIT_MS

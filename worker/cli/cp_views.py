@@ -1,0 +1,95 @@
+"""How checkpoints look in a terminal."""
+
+import json
+from collections.abc import Sequence
+
+from schemas.results import Result
+from schemas.strict_json import JsonObject
+from schemas.subjects import Checkpoint
+from schemas.views import CheckpointDetail, CheckpointView
+from worker.cli.common import columns
+from worker.cli.instants import show_duration, show_instant
+
+
+def result_lines(target: Checkpoint, result: Result, now_ms: int) -> list[str]:
+    """A verb's result: its word, and the checkpoint if it shows one."""
+    rows = [("outcome", result.outcome), ("checkpoint", f"{target.endpoint} {target.token}")]
+    if "state" in result.data:
+        rows += _view_rows(CheckpointView.from_object(result.data), now_ms)
+    else:
+        rows += [(name, _plain(value)) for name, value in result.data.items()]
+    return columns(rows)
+
+
+def detail_lines(detail: CheckpointDetail, now_ms: int) -> list[str]:
+    """Everything about one checkpoint."""
+    view = detail.checkpoint
+    rows = [("checkpoint", f"{view.endpoint} {view.token}"), *_view_rows(view, now_ms)]
+    if detail.prompt is not None:
+        rows.append(("title", _plain(detail.prompt.get("title"))))
+        if choices := detail.prompt.get("choices"):
+            rows.append(("choices", ", ".join(map(_plain, choices))))
+        rows.append(("prompt digest", detail.prompt_digest or ""))
+    if detail.answer is not None:
+        rows.append(("answer", _plain(detail.answer.get("value"))))
+        rows.append(("answered by", _plain(detail.answer.get("by"))))
+    lines = columns(rows)
+    if detail.prompt is not None and (body := detail.prompt.get("body")):
+        lines += ["", *map(_plain, str(body).splitlines())]
+    return lines
+
+
+def table(items: Sequence[CheckpointView], now_ms: int) -> list[str]:
+    """A list of checkpoints, one a line."""
+    return columns(
+        [
+            ("ENDPOINT", "TOKEN", "STATE", "GEN", "DEADLINE", "DUE", "HOLDER"),
+            *(
+                (
+                    item.endpoint,
+                    item.token,
+                    item.state,
+                    str(item.generation),
+                    show_instant(item.deadline_at_ms),
+                    _due(item, now_ms),
+                    _plain(item.holder.id) if item.holder else "-",
+                )
+                for item in items
+            ),
+        ]
+    )
+
+
+def settled_lines(view: CheckpointView, answer: JsonObject | None, now_ms: int) -> list[str]:
+    """A settlement, as ``cp wait`` prints it."""
+    rows = [("checkpoint", f"{view.endpoint} {view.token}"), *_view_rows(view, now_ms)]
+    if answer is not None:
+        rows.append(("answer", _plain(answer.get("value"))))
+    return columns(rows)
+
+
+def _view_rows(view: CheckpointView, now_ms: int) -> list[tuple[str, str]]:
+    rows = [
+        ("state", view.state),
+        ("generation", str(view.generation)),
+        ("deadline", f"{show_instant(view.deadline_at_ms)} ({_due(view, now_ms)})"),
+    ]
+    if view.holder is not None:
+        rows.append(("holder", f"{_plain(view.holder.id)}.{_plain(view.holder.lifecycleUid)}"))
+    if view.settled_at_ms is not None:
+        rows.append(("settled", show_instant(view.settled_at_ms)))
+    if view.settled_holder is not None:
+        by = view.settled_holder
+        rows.append(("resumed by", f"{_plain(by.id)}.{_plain(by.lifecycleUid)}"))
+    return rows
+
+
+def _due(view: CheckpointView, now_ms: int) -> str:
+    ahead = view.deadline_at_ms - now_ms
+    return f"in {show_duration(ahead)}" if ahead >= 0 else f"{show_duration(-ahead)} ago"
+
+
+def _plain(value: object) -> str:
+    """Text from elsewhere, without anything a terminal would obey."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,66 @@
+"""The command ``tidegate``: what there is, and what each error means to a shell."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from worker.cli import common, config, cp, demo, identity, keys, run_worker, schema, setup
+from worker.errors import TidegateError
+
+app = typer.Typer(
+    name="tidegate",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Durable checkpoints for runs that wait, on NATS JetStream.\n\n" + common.EXIT_CODES,
+)
+run_worker.register(app)
+setup.register(app)
+app.add_typer(cp.app, name="cp")
+app.add_typer(identity.app, name="identity")
+app.add_typer(keys.app, name="keys")
+app.add_typer(config.app, name="config")
+schema.register(app)
+demo.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from worker.version import version
+
+        print(f"tidegate {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+def run() -> None:
+    """Entry point: run the command line and leave with a code that means something."""
+    try:
+        app()
+    except TidegateError as error:
+        if "--json" in sys.argv:
+            common.emit(common.error_object(error), True, "")
+        common.say(f"tidegate: {error.message}")
+        sys.exit(common.exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(common.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing more can be said there, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(common.FAILED)
+
+
+if __name__ == "__main__":
+    run()

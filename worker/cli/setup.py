@@ -1,0 +1,86 @@
+"""``tidegate setup``: create a space's streams, or compare them with what they must be."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from worker.cli import common
+from worker.cli.common import ConfigOption, JsonFlag, NatsOption
+
+if TYPE_CHECKING:
+    from worker.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command(
+        epilog="Exit codes: 0 all is well, 3 refused (a difference could lose data, or the space "
+        "exists already), 1 failed."
+    )
+    def setup(
+        new: Annotated[
+            bool, typer.Option("--new", help="Create the streams of spaces that do not exist.")
+        ] = False,
+        spaces: Annotated[
+            str | None, typer.Option("--space", "--spaces", help="Spaces, comma separated.")
+        ] = None,
+        replicas: Annotated[
+            int | None, typer.Option("--replicas", help="Replicas of each stream, 1 or 3.")
+        ] = None,
+        nats: NatsOption = None,
+        config: ConfigOption = None,
+        as_json: JsonFlag = False,
+    ) -> None:
+        """Check the streams of each space; with --new, create them first.
+
+        It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
+        """
+        flags = {"nats_url": nats, "spaces": spaces, "replicas": replicas}
+        settings = common.load_settings(flags, config).settings
+        raise typer.Exit(common.run_async(_setup(settings, new, as_json)))
+
+
+async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
+    from schemas.names import Names
+    from worker import broker
+    from worker.bus.connection import Connection
+    from worker.bus.topology import Severity, check_server
+    from worker.spaces import create_space, verify_space
+
+    conn = await Connection.open(broker.worker_options(settings), name="tidegate-setup")
+    report: list[dict[str, Any]] = []
+    try:
+        await check_server(conn)
+        for space in settings.spaces:
+            names = Names(settings.root, space)
+            created = await create_space(conn, names, settings) if new else None
+            differences = await verify_space(conn, names, settings)
+            report.append(
+                {
+                    "space": space,
+                    "created": created is not None,
+                    "differences": [
+                        {
+                            "severity": str(one.severity),
+                            "what": one.what,
+                            "expected": one.expected,
+                            "found": one.found,
+                        }
+                        for one in differences
+                    ],
+                }
+            )
+            common.say(f"{space}: {'created' if created else 'checked'}")
+    finally:
+        await conn.close()
+    rows = [
+        (entry["space"], one["severity"], one["what"], one["found"], one["expected"])
+        for entry in report
+        for one in entry["differences"]
+    ]
+    head = ("SPACE", "SEVERITY", "SETTING", "FOUND", "EXPECTED")
+    lines = common.columns([head, *rows]) if rows else ["every stream is as it must be"]
+    common.emit({"v": 1, "spaces": report}, as_json, lines)
+    in_danger = any(row[1] == Severity.DANGER for row in rows)
+    return common.REFUSED if in_danger else common.OK

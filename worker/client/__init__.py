@@ -1,0 +1,29 @@
+"""The async client: ``async with Client(url, speaker, space) as client``."""
+
+from worker.client.checkpoints import NO_ANSWER, Outcome, Page, Repaired
+from worker.client.core import Client, new_command_id
+from worker.client.errors import (
+    Answer,
+    CallTimeout,
+    ClientError,
+    Failed,
+    NobodyThere,
+    QueryTimeout,
+    Refused,
+)
+
+__all__ = [
+    "NO_ANSWER",
+    "Answer",
+    "CallTimeout",
+    "Client",
+    "ClientError",
+    "Failed",
+    "NobodyThere",
+    "Outcome",
+    "Page",
+    "QueryTimeout",
+    "Refused",
+    "Repaired",
+    "new_command_id",
+]

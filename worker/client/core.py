@@ -1,0 +1,387 @@
+"""The async client that the command line, the tests and Python users share.
+
+It needs no JetStream rights: commands are requests that the stream acknowledges, results are core
+messages on the speaker's own subject, caught up by a direct get on one exact subject.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas import headers as h
+from schemas import strict_json, subjects
+from schemas.codes import BadInput
+from schemas.commands import LEDGER_PLANES
+from schemas.model import Closed
+from schemas.names import Names
+from schemas.results import Error, Result
+from schemas.subjects import Speaker
+from worker import logs
+from worker.bus.connection import Connection
+from worker.bus.errors import BusError, Denied, Unavailable, Unknown
+from worker.bus.jetstream import parse_ack
+from worker.bus.options import ConnectOptions
+from worker.bus.subscription import Msg, Subscription
+from worker.client.checkpoints import Checkpoints
+from worker.client.errors import Answer, CallTimeout, Failed, NobodyThere, QueryTimeout, Refused
+from worker.client.pending import Pending, Waiting, epoch_of
+
+DEFAULT_TIMEOUT_MS: Final = 10_000
+ACK_MS: Final = 2_000
+"""How long one acknowledgement is waited for before the command is sent again."""
+
+PATIENCE_MS: Final = 1_500
+"""How long "no responders" is taken for a broker that is still starting."""
+
+LOOK_FIRST_MS: Final = 500
+LOOK_MOST_MS: Final = 4_000
+ASK_AGAIN_MS: Final = 5_000
+"""A result whose exact subject is not known is asked for by sending the command again."""
+
+MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
+
+log = logs.get()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A command as it goes on the wire, again and again if need be."""
+
+    plane: str
+    verb: str
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+def new_command_id() -> str:
+    """A new command id: 22 characters, 128 random bits."""
+    return secrets.token_urlsafe(16)
+
+
+class Client:
+    """Speaks as one principal in one space.
+
+    Use it as ``async with Client(url, speaker, space) as client``.
+
+    Attributes:
+        cp: The checkpoint plane's verbs and queries.
+
+    Args:
+        broker: A broker URL, or everything a connection needs to know.
+        speaker: Who speaks; the broker's permissions must allow it.
+        space: The tenant.
+        root: First token of every subject.
+        timeout_ms: How long a call waits, unless it says otherwise.
+        new_id: Makes command ids.
+        name: Shown in the broker's list of connections.
+    """
+
+    def __init__(
+        self,
+        broker: str | ConnectOptions,
+        speaker: Speaker,
+        space: str = "main",
+        *,
+        root: str = "tidegate",
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        new_id: Callable[[], str] = new_command_id,
+        name: str = "tidegate-client",
+    ) -> None:
+        self.names = Names(root, space)
+        self.speaker = speaker
+        self.timeout_ms = timeout_ms
+        self.cp = Checkpoints(self)
+        self._options = ConnectOptions((broker,)) if isinstance(broker, str) else broker
+        self._new_id = new_id
+        self._name = name
+        self._conn: Connection | None = None
+        self._results: Subscription | None = None
+        self._waiting = Waiting()
+        self._epoch: str | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect and listen for results.
+
+        Raises:
+            BusError: If the broker cannot be reached or refuses us.
+        """
+        self._conn = await Connection.open(self._options, name=self._name)
+        try:
+            self._results = await self._conn.subscribe(
+                subjects.results_of(self.names, self.speaker), self._on_result
+            )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Disconnect; calls that still wait time out."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            await conn.close(timeout_ms=1_000)
+
+    @property
+    def conn(self) -> Connection:
+        """The connection, for what the client has no method for.
+
+        Raises:
+            NobodyThere: If the client is not open.
+        """
+        if self._conn is None:
+            raise NobodyThere("the client is not open")
+        return self._conn
+
+    async def call(
+        self,
+        plane: str,
+        verb: str,
+        key: Sequence[str],
+        body: Closed | Mapping[str, Any],
+        *,
+        command_id: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> Result:
+        """Send a command and return its result.
+
+        A lost acknowledgement or a restarting broker is survived by sending the same command id
+        again; it is carried out once. If the caller is cancelled the outcome is unknown.
+
+        Args:
+            plane: ``cp``, ``adm``, ``cap`` or ``sys``.
+            verb: The verb.
+            key: What follows the verb in the subject, token by token.
+            body: The verb's body; ``v`` is added if it is missing.
+            command_id: One per intent; a new one if absent.
+            timeout_ms: How long to wait for the result.
+
+        Raises:
+            Refused: The command was refused.
+            Failed: The platform could not do it.
+            CallTimeout: No result came in time; the outcome is unknown.
+            NobodyThere: No stream takes this command.
+            Denied: The broker's permissions do not allow it.
+            BadInput: The subject cannot be built.
+            BusError: The broker refused the message itself.
+        """
+        result = await self.send(
+            plane, verb, key, body, command_id=command_id, timeout_ms=timeout_ms
+        )
+        match result.status:
+            case "ok":
+                return result
+            case "refused":
+                raise Refused(result)
+            case _:
+                raise Failed(result)
+
+    async def send(
+        self,
+        plane: str,
+        verb: str,
+        key: Sequence[str],
+        body: Closed | Mapping[str, Any],
+        *,
+        command_id: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> Result:
+        """As ``call``, but a refusal is returned like any other result."""
+        command_id = command_id or self._new_id()
+        value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
+        sent = _Sent(
+            plane,
+            verb,
+            subjects.command(self.names, self.speaker, plane, verb, *key),
+            strict_json.dumps(value),
+            {h.COMMAND: command_id},
+        )
+        pending = self._waiting.add(command_id)
+        try:
+            async with asyncio.timeout((timeout_ms or self.timeout_ms) / 1000):
+                return await self._carry_out(sent, pending)
+        except TimeoutError:
+            raise CallTimeout(command_id, stored=bool(pending.seqs)) from None
+        finally:
+            self._waiting.remove(pending)
+
+    async def query(
+        self,
+        plane: str,
+        name: str,
+        body: Closed | Mapping[str, Any],
+        *,
+        timeout_ms: int | None = None,
+    ) -> Answer:
+        """Ask a worker.
+
+        Args:
+            plane: The plane, or ``sys``.
+            name: The query.
+            body: Its body; ``v`` is added if it is missing.
+            timeout_ms: How long to wait for the answer.
+
+        Raises:
+            Refused: The query was refused.
+            Failed: The worker could not answer.
+            QueryTimeout: No answer came in time.
+            NobodyThere: No worker answers this query.
+            Denied: The broker's permissions do not allow it.
+        """
+        value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
+        subject = subjects.query(self.names, self.speaker, plane, name)
+        wait_ms = timeout_ms or self.timeout_ms
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                reply = await self._ask(subject, strict_json.dumps(value), wait_ms)
+        except (TimeoutError, Unknown):
+            raise QueryTimeout(f"no worker answered {plane}.{name} in time") from None
+        return _answer(reply)
+
+    async def _ask(self, subject: str, data: bytes, wait_ms: int) -> Msg:
+        patience = _Patience(PATIENCE_MS)
+        while True:
+            try:
+                return await self.conn.request(subject, data, timeout_ms=wait_ms)
+            except Unknown:
+                raise
+            except Unavailable as error:
+                await patience.lost(self.conn.connected, error)
+
+    async def _carry_out(self, sent: _Sent, pending: Pending) -> Result:
+        while True:
+            seq = await self._store(sent, pending)
+            if seq is None:
+                return pending.outcome.result()
+            result = await self._result_of(sent, pending, seq)
+            if result is not None:
+                return result
+
+    async def _store(self, sent: _Sent, pending: Pending) -> int | None:
+        """Publish until the stream acknowledges; ``None`` if the result came first."""
+        patience = _Patience(PATIENCE_MS)
+        while not pending.outcome.done():
+            try:
+                reply = await self.conn.request(
+                    sent.subject, sent.data, headers=sent.headers, timeout_ms=ACK_MS
+                )
+            except Denied:
+                raise
+            except Unknown:
+                pending.maybe_stored()
+            except Unavailable as error:
+                await patience.lost(self.conn.connected, error)
+            else:
+                seq = parse_ack(reply.data, sent.subject).seq
+                pending.stored(seq)
+                return seq
+        return None
+
+    async def _result_of(self, sent: _Sent, pending: Pending, seq: int) -> Result | None:
+        """Wait for the result, looking it up now and then; ``None`` asks to send again."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        look_ms = LOOK_FIRST_MS
+        while True:
+            await asyncio.wait({pending.outcome}, timeout=look_ms / 1000)
+            if pending.outcome.done():
+                return pending.outcome.result()
+            look_ms = min(2 * look_ms, LOOK_MOST_MS)
+            result_id = self._result_id(sent.plane, seq)
+            if result_id is not None and (found := await self._look_up(sent, result_id)):
+                return found
+            asked_long = (loop.time() - began) * 1000 >= ASK_AGAIN_MS
+            if sent.plane in LEDGER_PLANES and asked_long:
+                return None
+
+    def _result_id(self, plane: str, seq: int) -> str | None:
+        if plane not in LEDGER_PLANES:
+            return str(seq)
+        return None if self._epoch is None else f"{self._epoch}-{seq}"
+
+    async def _look_up(self, sent: _Sent, result_id: str) -> Result | None:
+        subject = subjects.result(self.names, self.speaker, sent.plane, sent.verb, result_id)
+        try:
+            reply = await self.conn.request(
+                f"$JS.API.DIRECT.GET.{self.names.res_stream}.{subject}", timeout_ms=ACK_MS
+            )
+            return None if reply.headers.status else Result.parse(reply.data)
+        except Denied:
+            return None  # a client may lack this right and still gets results as they come
+        except (BusError, BadInput) as error:
+            log.debug("result_not_looked_up", error=error)
+            return None
+
+    async def _on_result(self, msg: Msg) -> None:
+        try:
+            result = Result.parse(msg.data)
+        except BadInput as bad:
+            log.warning("result_not_understood", subject=msg.subject, reason=bad.reason)
+            return
+        self._epoch = epoch_of(result.id) or self._epoch
+        self._waiting.offer(result)
+
+
+class _Patience:
+    """Bears with a broker that is away or starting.
+
+    While we are disconnected nothing was sent, so waiting costs nothing and the caller's own
+    timeout bounds it. A broker that is there but has nobody to take the message gets ``limit_ms``.
+    """
+
+    def __init__(self, limit_ms: int) -> None:
+        self._limit_s = limit_ms / 1000
+        self._since: float | None = None
+        self._pause_s = 0.05
+
+    async def lost(self, connected: bool, error: Unavailable) -> None:
+        """Pause before the next attempt, or give up.
+
+        Raises:
+            NobodyThere: If the broker has been there and nobody took the message for long enough.
+        """
+        now = asyncio.get_running_loop().time()
+        if not connected:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= self._limit_s:
+            raise NobodyThere(
+                "nobody takes this: is the space set up there, and is a worker running?"
+            ) from error
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, 0.5)
+
+
+def _answer(reply: Msg) -> Answer:
+    value = strict_json.loads(reply.data, max_bytes=MAX_ANSWER_BYTES)
+    status, outcome, data = value.get("status"), value.get("outcome"), value.get("data")
+    if not isinstance(outcome, str) or not isinstance(data, dict):
+        raise NobodyThere("something that is not a worker answered this query")
+    if status == "ok":
+        return Answer(outcome, data)
+    result = Result(
+        v=1,
+        command_id="",
+        id="",
+        at_ms=0,
+        status="refused" if status == "refused" else "failed",
+        outcome=outcome,
+        data=data,
+        error=Error.from_object(value["error"]) if "error" in value else None,
+    )
+    raise Refused(result) if status == "refused" else Failed(result)

@@ -1,0 +1,102 @@
+"""The worker as a process: signals, event loop, health server, and an end nothing can put off."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from worker import logs
+from worker.app import PlaneFactory, Worker
+from worker.settings import Settings
+
+FORCED: Final = 75
+"""Exit code of a shutdown that had to be cut off (``EX_TEMPFAIL``)."""
+
+LONGEST_SHUTDOWN_S: Final = 9.0
+
+log = logs.get()
+
+
+def run(settings: Settings, planes: PlaneFactory) -> int:
+    """Run a worker until a signal or a failure.
+
+    Returns:
+        0 after SIGTERM or SIGINT, 1 if something failed.
+
+    Raises:
+        StartRefused: If the worker must not start like this.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, planes))
+
+
+async def _serve(settings: Settings, planes: PlaneFactory) -> int:
+    worker = Worker(settings, planes, on_stopping=_cut_off_later)
+    _on_signals(worker.stop)
+    health = await _start_health(settings, worker)
+    try:
+        return await worker.run()
+    finally:
+        if health is not None:
+            await health()
+
+
+async def _start_health(settings: Settings, worker: Worker) -> Callable[[], Awaitable[None]] | None:
+    if not settings.health_port:
+        return None
+    from worker.web.health import HealthServer
+
+    server = HealthServer(
+        settings.health_host,
+        settings.health_port,
+        alive=worker.broken,
+        ready=worker.not_ready,
+        metrics=_metrics,
+    )
+    await server.start()
+    return server.stop
+
+
+def _metrics() -> tuple[bytes, str]:
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    from worker.metrics import REGISTRY
+
+    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def asked(name: str) -> None:
+        log.info("signal_received", signal=name)
+        stop()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked, signum.name)
+
+
+def _cut_off_later() -> None:
+    """End the process even if the event loop never gets to it (a blocked disk, a stuck library)."""
+    timer = threading.Timer(LONGEST_SHUTDOWN_S, _cut_off)
+    timer.daemon = True
+    timer.start()
+
+
+def _cut_off() -> None:
+    log.error("shutdown_cut_off", after_s=LONGEST_SHUTDOWN_S)
+    os._exit(FORCED)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,268 @@
+"""Queries: the NATS micro service ``tidegate`` (ADR-32), one endpoint per query and space.
+
+A query is request and reply on ``<root>.<space>.qry.<principal>.<uid>.<plane>.<name>``. Its answer
+is ``{"v": 1, "status", "outcome", "data"}`` and, unless ok, ``error`` as in a result. All workers
+share one queue group. Queries never write.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from schemas import strict_json, tokens
+from schemas.codes import BadInput, Code
+from schemas.names import Names
+from schemas.results import Accepted, Refusal, Verdict
+from schemas.strict_json import JsonObject
+from schemas.subjects import Speaker
+from worker import logs
+from worker.bus.connection import Connection
+from worker.bus.errors import BusError, TooLarge
+from worker.bus.subscription import Msg, Subscription
+from worker.errors import TidegateError
+
+QueryHandler = Callable[[Speaker, bytes], Awaitable[Verdict]]
+
+SERVICE: Final = "tidegate"
+MAX_IN_FLIGHT: Final = 4_096
+"""Queries answered at once; ``cp.wait`` holds its place for up to 30 s."""
+
+STOP_GRACE_S: Final = 1.0
+
+log = logs.get()
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    """One query of one space, with the counts that ``$SRV.STATS`` asks for."""
+
+    names: Names
+    plane: str
+    name: str
+    handler: QueryHandler
+    requests: int = 0
+    errors: int = 0
+    busy_ns: int = 0
+    last_error: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.names.prefix}.qry.*.*.{self.plane}.{self.name}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.names.space}-{self.plane}-{self.name}"
+
+
+class QueryService:
+    """Answers the queries of every space this worker serves.
+
+    Each query runs in a task of its own, so that one that waits holds up no other.
+
+    Args:
+        conn: The worker's connection.
+        service_id: Unique among the workers.
+        version: Of this worker, ``major.minor.patch``.
+        started_at: When the worker started, RFC 3339.
+        clock_ns: A monotonic clock, for the statistics.
+    """
+
+    name = "queries"
+
+    def __init__(
+        self,
+        conn: Connection,
+        *,
+        service_id: str,
+        version: str,
+        started_at: str,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._conn = conn
+        self._head = {"name": SERVICE, "id": service_id, "version": version, "metadata": {}}
+        self._started_at = started_at
+        self._clock_ns = clock_ns
+        self._endpoints: list[_Endpoint] = []
+        self._subscriptions: list[Subscription] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+
+    def add(self, names: Names, handlers: Mapping[tuple[str, str], QueryHandler]) -> None:
+        """Offer queries for a space; before ``start``."""
+        self._endpoints.extend(
+            _Endpoint(names, plane, name, handler) for (plane, name), handler in handlers.items()
+        )
+
+    async def start(self) -> None:
+        """Subscribe to everything that was added, and to the service's discovery."""
+        for endpoint in self._endpoints:
+            self._subscriptions.append(
+                await self._conn.subscribe(
+                    endpoint.subject, self._receiver(endpoint), queue=SERVICE
+                )
+            )
+        for kind, reply in (("PING", self._ping), ("INFO", self._info), ("STATS", self._stats)):
+            for tail in ("", f".{SERVICE}", f".{SERVICE}.{self._head['id']}"):
+                self._subscriptions.append(
+                    await self._conn.subscribe(f"$SRV.{kind}{tail}", self._discovery(reply))
+                )
+
+    async def run(self) -> None:
+        """Nothing to drive: subscriptions deliver until ``stop``."""
+        await self._stopping.wait()
+
+    async def stop(self) -> None:
+        """Take no more queries; those in flight get a second, then waiting ones are cut off."""
+        self._stopping.set()
+        for subscription in self._subscriptions:
+            try:
+                await subscription.unsubscribe()
+            except BusError as error:
+                log.debug("unsubscribe_failed", error=error)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=STOP_GRACE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def not_ready(self) -> list[str]:
+        """Queries are served whenever the connection is up."""
+        return []
+
+    def _receiver(self, endpoint: _Endpoint) -> Callable[[Msg], Awaitable[None]]:
+        async def receive(msg: Msg) -> None:
+            if not _is_inbox(msg.reply):
+                return
+            if len(self._tasks) >= MAX_IN_FLIGHT:
+                busy = Refusal(
+                    Code.RESOURCE_EXHAUSTED, "too-many-queries", "this worker is answering enough"
+                )
+                await self._reply(msg, busy)
+                return
+            task = asyncio.create_task(self._answer(endpoint, msg))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return receive
+
+    async def _answer(self, endpoint: _Endpoint, msg: Msg) -> None:
+        started = self._clock_ns()
+        logs.clear()
+        with logs.bound(space=endpoint.names.space, query=f"{endpoint.plane}.{endpoint.name}"):
+            verdict = await self._decide(endpoint, msg)
+            await self._reply(msg, verdict)
+        endpoint.requests += 1
+        endpoint.busy_ns += self._clock_ns() - started
+        if isinstance(verdict, Refusal):
+            endpoint.errors += 1
+            endpoint.last_error = verdict.reason
+
+    async def _decide(self, endpoint: _Endpoint, msg: Msg) -> Verdict:
+        try:
+            speaker = _speaker(endpoint.names, msg.subject)
+            with logs.bound(principal=speaker.principal):
+                return await endpoint.handler(speaker, msg.data)
+        except BadInput as bad:
+            return Refusal.of(bad)
+        except TidegateError as error:
+            return Refusal(error.code, error.reason, error.message)
+        except Exception:
+            log.exception("query_failed")
+            return Refusal(Code.INTERNAL, "internal", "the worker failed; its log says why")
+
+    async def _reply(self, msg: Msg, verdict: Verdict) -> None:
+        try:
+            try:
+                await self._publish(msg.reply, verdict)
+            except TooLarge:
+                large = Refusal(
+                    Code.RESOURCE_EXHAUSTED, "answer-too-large", "ask for less, for example a page"
+                )
+                await self._publish(msg.reply, large)
+        except BusError as error:
+            log.info("query_not_answered", error=error)
+
+    async def _publish(self, reply: str, verdict: Verdict) -> None:
+        headers: dict[str, str] = {}
+        if isinstance(verdict, Refusal):
+            headers["Nats-Service-Error"] = verdict.reason
+            headers["Nats-Service-Error-Code"] = "500" if verdict.status == "failed" else "400"
+        data = strict_json.dumps(answer_object(verdict))
+        await self._conn.publish(reply, data, headers=headers)
+
+    def _discovery(self, reply: Callable[[], JsonObject]) -> Callable[[Msg], Awaitable[None]]:
+        async def receive(msg: Msg) -> None:
+            if not _is_inbox(msg.reply):
+                return
+            try:
+                await self._conn.publish(msg.reply, strict_json.dumps(reply()))
+            except BusError as error:
+                log.info("discovery_not_answered", error=error)
+
+        return receive
+
+    def _ping(self) -> JsonObject:
+        return {"type": "io.nats.micro.v1.ping_response", **self._head}
+
+    def _info(self) -> JsonObject:
+        return {
+            "type": "io.nats.micro.v1.info_response",
+            **self._head,
+            "description": "Durable checkpoints, fair admission and spending caps",
+            "endpoints": [
+                {
+                    "name": endpoint.label,
+                    "subject": endpoint.subject,
+                    "queue_group": SERVICE,
+                    "metadata": {},
+                }
+                for endpoint in self._endpoints
+            ],
+        }
+
+    def _stats(self) -> JsonObject:
+        return {
+            "type": "io.nats.micro.v1.stats_response",
+            **self._head,
+            "started": self._started_at,
+            "endpoints": [
+                {
+                    "name": endpoint.label,
+                    "subject": endpoint.subject,
+                    "queue_group": SERVICE,
+                    "num_requests": endpoint.requests,
+                    "num_errors": endpoint.errors,
+                    "last_error": endpoint.last_error,
+                    "processing_time": endpoint.busy_ns,
+                    "average_processing_time": endpoint.busy_ns // max(1, endpoint.requests),
+                }
+                for endpoint in self._endpoints
+            ],
+        }
+
+
+def answer_object(verdict: Verdict) -> JsonObject:
+    """The JSON object of a query's answer."""
+    if isinstance(verdict, Accepted):
+        return {"v": 1, "status": "ok", "outcome": verdict.outcome, "data": verdict.data}
+    return {
+        "v": 1,
+        "status": verdict.status,
+        "outcome": verdict.reason,
+        "data": verdict.data,
+        "error": verdict.error().to_object(),
+    }
+
+
+def _speaker(names: Names, subject: str) -> Speaker:
+    parts = subject.removeprefix(f"{names.prefix}.qry.").split(".")
+    if len(parts) != 4 or not tokens.is_principal(parts[0]) or not tokens.is_uid(parts[1]):
+        raise BadInput("subject", "bad-speaker", "the subject does not name <principal>.<uid>")
+    return Speaker(parts[0], parts[1])
+
+
+def _is_inbox(reply: str) -> bool:
+    # Whoever asks chooses the reply subject, and we publish there with the worker's rights: only an
+    # inbox (``_INBOX…``, or ``_R_…`` from across the accounts' border) can never be a stream's.
+    return reply.startswith("_")

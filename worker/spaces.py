@@ -1,0 +1,129 @@
+"""Spaces as the worker meets them: created once on demand, recognised at every start.
+
+The id that setup stamped on a space's streams is remembered in the data directory, so that a worker
+whose broker was replaced by another one (or whose data directory belongs to another) refuses.
+"""
+
+import secrets
+from pathlib import Path
+
+from schemas.names import Names
+from worker import files, logs
+from worker.bus.connection import Connection
+from worker.bus.jetstream import JetStream
+from worker.bus.topology import Difference, SpaceTopology, TopologySettings
+from worker.errors import StartRefused
+from worker.settings import Settings
+
+LEDGER_FILE = "ledger.db"
+
+log = logs.get()
+
+
+def space_dir(data_dir: Path, space: str) -> Path:
+    """Where a worker keeps what belongs to one space."""
+    return data_dir / space
+
+
+def topology_of(conn: Connection, names: Names, settings: Settings) -> SpaceTopology:
+    """The streams of a space as the settings want them."""
+    wanted = TopologySettings(
+        replicas=settings.replicas,
+        res_max_age_ms=settings.res_max_age_ms,
+        ack_wait_ms=settings.ack_wait_ms,
+    )
+    return SpaceTopology(JetStream(conn), names, wanted)
+
+
+async def create_space(conn: Connection, names: Names, settings: Settings) -> str:
+    """Make the streams of a space that does not exist yet.
+
+    Returns:
+        The id stamped on them.
+
+    Raises:
+        StartRefused: It exists, or a ledger of it does.
+    """
+    ledger = space_dir(settings.data_dir, names.space) / LEDGER_FILE
+    if ledger.exists():
+        raise StartRefused(
+            f"{ledger} is the ledger of a space {names.space!r} whose streams are gone; "
+            "restore them, or move the file away to begin anew"
+        )
+    return await topology_of(conn, names, settings).create(secrets.token_hex(16))
+
+
+async def check_space(
+    conn: Connection, names: Names, settings: Settings, *, may_create: bool = False
+) -> None:
+    """Prove that a space is there, as it must be, and the one it was last time.
+
+    Args:
+        conn: A connection in the workers' account.
+        names: The space.
+        settings: The settings.
+        may_create: Whether a space of which nothing exists is made; an embedded broker's is.
+
+    Raises:
+        StartRefused: Something is missing or could lose data, or it is another space.
+        Unavailable: The broker cannot answer now.
+    """
+    topology = topology_of(conn, names, settings)
+    survey = await topology.survey()
+    known = _remembered(settings.data_dir, names.space)
+    if not survey.found:
+        if not may_create or known is not None:
+            raise StartRefused(_nothing_there(names.space, known))
+        survey_id = await create_space(conn, names, settings)
+        _remember(settings.data_dir, names.space, survey_id)
+        return
+    if may_create and not survey.complete and survey.untouched and known is None:
+        # Our own setup was interrupted before anything was stored.
+        await topology.create(secrets.token_hex(16))
+        survey = await topology.survey()
+    if known is not None and survey.space_ids and survey.space_ids != {known}:
+        raise StartRefused(
+            f"the broker's space {names.space!r} is not the one this data directory knows: "
+            f"its id is {', '.join(sorted(survey.space_ids))}, not {known}"
+        )
+    differences = await topology.refuse_danger(known)
+    for difference in differences:
+        log.info("stream_differs", space=names.space, difference=str(difference))
+    made = await topology.remake_durables()
+    if made:
+        log.warning("durables_remade", space=names.space, durables=made)
+    if known is None and len(survey.space_ids) == 1:
+        (found,) = survey.space_ids
+        _remember(settings.data_dir, names.space, found)
+
+
+async def verify_space(conn: Connection, names: Names, settings: Settings) -> list[Difference]:
+    """Every difference between a space's streams and what they have to be; changes nothing.
+
+    Raises:
+        StartRefused: There is no such space.
+    """
+    topology = topology_of(conn, names, settings)
+    if not (await topology.survey()).found:
+        raise StartRefused(_nothing_there(names.space, None))
+    return await topology.verify(_remembered(settings.data_dir, names.space))
+
+
+def _nothing_there(space: str, known: str | None) -> str:
+    if known is not None:
+        return (
+            f"the streams of space {space!r} are gone: restore the broker's store, "
+            "or use another data directory to begin anew"
+        )
+    return f"the space {space!r} is not set up; run: tidegate setup --new --space {space}"
+
+
+def _remembered(data_dir: Path, space: str) -> str | None:
+    try:
+        return (space_dir(data_dir, space) / "space-id").read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _remember(data_dir: Path, space: str, space_id: str) -> None:
+    files.replace_private(space_dir(data_dir, space) / "space-id", f"{space_id}\n".encode())

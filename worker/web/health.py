@@ -1,0 +1,88 @@
+"""``/livez``, ``/readyz`` with reasons, and ``/metrics``; plain HTTP, off unless a port is set."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from worker.errors import StartRefused
+
+Reasons = Callable[[], list[str]]
+SHUTDOWN_S = 1.0
+
+
+class HealthServer:
+    """The worker's HTTP side.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on.
+        alive: Reasons why this process should be restarted; empty while it is fine.
+        ready: Reasons why work would not be served now; empty when ready.
+        metrics: Renders the metrics in Prometheus' text format: body and content type.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        alive: Reasons,
+        ready: Reasons,
+        metrics: Callable[[], tuple[bytes, str]],
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._metrics = metrics
+        application = web.Application()
+        application.router.add_get("/livez", _answers(alive, "alive", "broken"))
+        application.router.add_get("/readyz", _answers(ready, "ready", "not-ready"))
+        application.router.add_get("/metrics", self._scrape)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+
+    async def start(self) -> None:
+        """Start to listen.
+
+        Raises:
+            StartRefused: If the address cannot be had.
+        """
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, shutdown_timeout=SHUTDOWN_S)
+        try:
+            await site.start()
+        except (OSError, socket.gaierror) as error:
+            await self._runner.cleanup()
+            raise StartRefused(
+                f"the health address {self._host}:{self._port} cannot be used: "
+                f"{error.strerror or 'not available'}"
+            ) from error
+
+    async def stop(self) -> None:
+        """Stop to listen; never takes longer than two seconds and never raises."""
+        try:
+            await asyncio.wait_for(self._runner.cleanup(), 2 * SHUTDOWN_S)
+        except (TimeoutError, OSError):
+            return
+
+    async def _scrape(self, _: web.Request) -> web.Response:
+        body, content_type = self._metrics()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _answers(
+    reasons: Reasons, good: str, bad: str
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        found = reasons()
+        body: dict[str, Any] = {"status": bad if found else good, "reasons": found}
+        return web.Response(
+            text=json.dumps(body) + "\n",
+            status=503 if found else 200,
+            content_type="application/json",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    return answer
