@@ -44,7 +44,8 @@ LOG_EVERY: Final = 30
 """Of many attempts that fail alike, every so many is logged: about one a minute."""
 
 T = TypeVar("T")
-PlaneFactory = Callable[[Connection, Names, Settings], Sequence[SpaceComponent]]
+PlaneFactory = Callable[[Connection, Names, Settings, str], Sequence[SpaceComponent]]
+"""Makes the components of one space; the last argument is this worker's replica id."""
 
 log = logs.get()
 
@@ -193,7 +194,7 @@ class Worker:
         self._trouble = "the planes are starting"
         queries = self._new_query_service(conn)
         for names in self._names:
-            planes = self._factory(conn, names, self._settings)
+            planes = self._factory(conn, names, self._settings, self._id)
             self._planes[names.space] = planes
             for plane in planes:
                 self._components.append(plane)

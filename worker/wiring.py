@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 from schemas.names import Names
 from worker.bus.connection import Connection
+from worker.checkpoints.plane import CheckpointPlane
 from worker.component import SpaceComponent
 from worker.settings import Settings
 
 
-def planes_of(conn: Connection, names: Names, settings: Settings) -> Sequence[SpaceComponent]:
-    """The planes of one space, in the order in which they start."""
-    return ()
+def planes_of(
+    conn: Connection, names: Names, settings: Settings, replica: str
+) -> Sequence[SpaceComponent]:
+    """The components of one space, in the order in which they start."""
+    return (CheckpointPlane(conn, names, settings, replica),)

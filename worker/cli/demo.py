@@ -71,7 +71,7 @@ class _Teller:
         mark = "[green]✓[/green]" if played.ok else "[red]✗[/red]"
         told = played.ending.told if played.ending else played.trouble
         self._console.print(f"   {mark} ", end="")
-        self._console.print(told, markup=False)
+        self._console.print(told, markup=False, soft_wrap=True)
         if not played.ok:
             found = played.ending.outcome if played.ending else "nothing"
             self._console.print(f"     it must be {played.scenario.must}, it was {found}")
