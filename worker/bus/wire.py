@@ -45,6 +45,7 @@ _VIOLATION = re.compile(
     re.IGNORECASE,
 )
 _REFUSED = ("authorization", "authentication")
+_NOT_NATS = "the server sent something that is not NATS"
 _log = structlog.get_logger("tidegate.bus")
 
 
@@ -115,13 +116,17 @@ class WireParser(Parser):
             if first == 72 or first == 77:  # H(MSG), M(SG)
                 fields = data[at:end].split()
                 body = end + 2
-                stop = body + int(fields[-1])
+                try:
+                    stop = body + int(fields[-1])
+                    middle = body + (int(fields[-2]) if first == 72 else 0)
+                except (ValueError, IndexError):
+                    self.nc.lose(_NOT_NATS)
+                    return
                 if stop + 2 > size:
                     need = stop + 2 - at
                     break
                 at = stop + 2
                 if first == 72:
-                    middle = body + int(fields[-2])
                     header = data[body:middle]
                     payload = data[middle:stop]
                     reply = fields[3] if len(fields) == 6 else b""
@@ -158,7 +163,7 @@ class WireParser(Parser):
         elif word == b"-ERR":
             await self.nc._process_err(line[4:].decode("utf-8", "replace").strip().strip("'"))
         elif word[:3] != b"+OK":
-            self.nc.lose("the server sent something that is not NATS")
+            self.nc.lose(_NOT_NATS)
 
 
 class WireClient(Client):
