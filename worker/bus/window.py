@@ -22,6 +22,13 @@ SPLIT: Final = 8
 MAX_PARTS: Final = 64
 """Parts of refused batches that may be in flight at once."""
 
+MIN_BATCH: Final = 12
+"""Fewer messages than this leave one by one: a batch costs the broker about as much as a dozen
+plain publishes, however small it is (measured: 2.3 ms against 0.2 ms each)."""
+
+MAX_SINGLES: Final = 24
+"""Plain publishes in flight above which messages wait and so come to form a batch."""
+
 
 class _Group:
     """Messages of one caller, which are stored together or not at all."""
@@ -40,19 +47,34 @@ class _Group:
         self.followers: list[_Group] | None = None
 
 
+class _Slots:
+    """How many sendings of one kind are in flight, and how many may be."""
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def free(self) -> bool:
+        return self.used < self.limit
+
+
 class GroupPublisher:
     """Publishes to one stream for many callers at once.
 
     Messages of one subject are stored in the order in which they were handed in, and never two of
-    them in one batch. A message that finds the window empty leaves at once, as a plain publish.
+    them in one batch. A few messages leave at once as plain publishes; what waits behind them
+    becomes a batch.
 
     Args:
         js: Where.
         stream: The stream that takes all the subjects, for the name only.
         atomic: Whether the stream allows atomic batches. Without, messages leave one by one.
         max_batch: Most messages of one batch.
-        max_in_flight: Most batches (without ``atomic``: messages) that wait for the broker at once.
-            Fewer make larger batches.
+        max_in_flight: Most batches that wait for the broker at once, or without ``atomic`` most
+            messages. Fewer make larger batches.
         max_waiting: Most messages that may wait for the window; more are refused.
         timeout_ms: Longest wait for one acknowledgement.
     """
@@ -74,14 +96,14 @@ class GroupPublisher:
         self._js = js
         self._loop = asyncio.get_running_loop()
         self._max_batch = max_batch if atomic else 1
-        self._window = max_in_flight or (2 if atomic else 64)
+        self._batches = _Slots(max_in_flight or 2)
+        self._singles = _Slots(MAX_SINGLES if atomic else max_in_flight or 64)
+        self._split = _Slots(MAX_PARTS)
         self._max_waiting = max_waiting
         self._timeout_ms = timeout_ms
         self._tails: dict[str, _Group] = {}
         self._ready: deque[_Group] = deque()
         self._parts: deque[list[_Group]] = deque()
-        self._in_flight = 0
-        self._parts_in_flight = 0
         self._open = 0
         self._scheduled = False
         self._closing = False
@@ -187,27 +209,40 @@ class GroupPublisher:
 
     def _dispatch(self) -> None:
         self._scheduled = False
-        while self._parts and self._parts_in_flight < MAX_PARTS:
+        while self._parts and self._split.free:
             part = self._alive(self._parts.popleft())
             if part:
-                self._parts_in_flight += 1
-                self._send(part, part_of_refused=True)
-        ready = self._ready
-        while ready and self._in_flight < self._window:
-            batch: list[_Group] = []
-            size = 0
-            while ready:
-                if batch and size + len(ready[0].messages) > self._max_batch:
-                    break
-                group = ready.popleft()
-                if group.future.done():
-                    self._finish(group)
-                    continue
-                batch.append(group)
-                size += len(group.messages)
+                self._send(part, self._split)
+        while self._ready:
+            together = self._worth_a_batch()
+            slots = self._batches if together else self._singles
+            if not slots.free:
+                return
+            batch = self._take(self._max_batch if together else 1)
             if batch:
-                self._in_flight += 1
-                self._send(batch, part_of_refused=False)
+                self._send(batch, slots)
+
+    def _worth_a_batch(self) -> bool:
+        if self._max_batch == 1:
+            return False
+        return len(self._ready) >= MIN_BATCH or any(
+            len(group.messages) > 1 for group in self._ready
+        )
+
+    def _take(self, most: int) -> list[_Group]:
+        ready = self._ready
+        batch: list[_Group] = []
+        size = 0
+        while ready:
+            if batch and size + len(ready[0].messages) > most:
+                break
+            group = ready.popleft()
+            if group.future.done():
+                self._finish(group)
+                continue
+            batch.append(group)
+            size += len(group.messages)
+        return batch
 
     def _alive(self, groups: list[_Group]) -> list[_Group]:
         alive = []
@@ -218,29 +253,20 @@ class GroupPublisher:
                 alive.append(group)
         return alive
 
-    def _send(self, batch: list[_Group], *, part_of_refused: bool) -> None:
+    def _send(self, batch: list[_Group], slots: _Slots) -> None:
+        slots.used += 1
         messages = [message for group in batch for message in group.messages]
         try:
             answer = self._js.begin_batch(messages, self._timeout_ms)
         except (BusError, ValueError) as error:
-            self._settle_slot(part_of_refused)
+            slots.used -= 1
             self._refused(batch, error)
             return
         self.batches += 1
-        answer.add_done_callback(
-            lambda done: self._answered(batch, done, part_of_refused=part_of_refused)
-        )
+        answer.add_done_callback(lambda done: self._answered(batch, done, slots))
 
-    def _settle_slot(self, part_of_refused: bool) -> None:
-        if part_of_refused:
-            self._parts_in_flight -= 1
-        else:
-            self._in_flight -= 1
-
-    def _answered(
-        self, batch: list[_Group], answer: asyncio.Future[Answer], *, part_of_refused: bool
-    ) -> None:
-        self._settle_slot(part_of_refused)
+    def _answered(self, batch: list[_Group], answer: asyncio.Future[Answer], slots: _Slots) -> None:
+        slots.used -= 1
         try:
             ack = parse_ack(answer.result()[1], batch[-1].messages[-1].subject)
         except BusError as error:

@@ -136,6 +136,7 @@ class Minter:
         return Whole(spec_at, StatusAt(status, status_revision, ctx.cause), None)
 
     async def _minted(self, ctx: Context, it: Whole) -> Verdict:
+        self._records.remember_waiting(ctx.target, it.status)
         await self._arm(ctx.target, it.status, fresh=True)
         self._tell_waiting(ctx, it)
         return Accepted(

@@ -241,6 +241,7 @@ class CheckpointPlane:
             self._wheel.offer(coordinate)
 
     def _on_settled(self, settled: Settled) -> None:
+        self._records.forget_waiting(settled.target, 0)
         if self._wheel is not None:
             self._wheel.discard(settled.target, settled.status.record.deadlineGeneration)
         self._guard.note(settled)
@@ -249,6 +250,7 @@ class CheckpointPlane:
     def _on_change(self, change: Change) -> None:
         match change:
             case WaitingSeen():
+                self._records.forget_waiting(change.target, change.revision)
                 self._offer(
                     Coordinate(
                         change.target,
@@ -260,6 +262,7 @@ class CheckpointPlane:
                     )
                 )
             case SettledSeen(target=target):
+                self._records.forget_waiting(target, 0)
                 if self._wheel is not None:
                     self._wheel.discard(target, MAX_SAFE_INTEGER)
                 self._waiters.tell(target)
@@ -317,6 +320,7 @@ class CheckpointPlane:
     async def _forget(self) -> None:
         """Forget everything that was learned of streams which have gone back in time."""
         self._records.forget()
+        self._writer.forget()
         if self._wheel is not None:
             self._wheel.clear()
         if self._feed.is_open:
@@ -325,6 +329,8 @@ class CheckpointPlane:
 
     async def _reconnected(self, client: WireClient) -> None:
         """After a reconnect nothing remembered is trusted until the streams were looked at."""
+        self._records.forget()
+        self._writer.forget()
         if self._wheel is not None:
             self._wheel.clear()
         try:

@@ -21,7 +21,8 @@ from worker.timers.writer import Proof
 
 M = TypeVar("M", bound=Closed)
 
-SPECS_REMEMBERED = 10_000
+SPECS_REMEMBERED = 4_096
+WAITING_REMEMBERED = 4_096
 
 
 class Garbled(TidegateError):
@@ -110,6 +111,7 @@ class Records:
         self._epf = epf
         self._atomic = atomic
         self._specs: OrderedDict[Checkpoint, SpecAt] = OrderedDict()
+        self._waiting: OrderedDict[Checkpoint, StatusAt] = OrderedDict()
 
     async def status(self, target: Checkpoint) -> StatusAt | Deleted | None:
         """The status at the leader.
@@ -149,9 +151,32 @@ class Records:
         if len(self._specs) > SPECS_REMEMBERED:
             self._specs.popitem(last=False)
 
+    def remember_waiting(self, target: Checkpoint, status: StatusAt) -> None:
+        """Keep a waiting status that this worker wrote itself, when no settle fact existed.
+
+        It saves reads only: a compare-and-set on its revision still decides, and succeeds only if
+        nothing has happened to the checkpoint since.
+        """
+        self._waiting[target] = status
+        self._waiting.move_to_end(target)
+        if len(self._waiting) > WAITING_REMEMBERED:
+            self._waiting.popitem(last=False)
+
+    def remembered(self, target: Checkpoint) -> tuple[SpecAt, StatusAt] | None:
+        """Spec and waiting status, if this worker wrote them lately."""
+        spec, status = self._specs.get(target), self._waiting.get(target)
+        return None if spec is None or status is None else (spec, status)
+
+    def forget_waiting(self, target: Checkpoint, revision: int) -> None:
+        """Forget a remembered status, unless it is the one of ``revision``."""
+        known = self._waiting.get(target)
+        if known is not None and known.revision != revision:
+            del self._waiting[target]
+
     def forget(self) -> None:
         """Forget what was remembered, because the broker's store may have been replaced."""
         self._specs.clear()
+        self._waiting.clear()
 
     async def prompt(self, target: Checkpoint) -> PromptRecord | None:
         """The prompt at the leader; ``None`` if there is none."""

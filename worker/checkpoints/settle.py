@@ -14,7 +14,7 @@ from schemas import headers as h
 from schemas import subjects
 from schemas.names import Names
 from schemas.records import Holder, SettleFact, StatusRecord
-from schemas.subjects import Checkpoint, Timer
+from schemas.subjects import Checkpoint
 from schemas.views import CheckpointFact, CheckpointView
 from worker import logs, metrics
 from worker.bus.errors import CasLost, Unknown
@@ -130,7 +130,6 @@ class Settler:
         *,
         won: bool,
         by: str,
-        armed_seq: int | None = None,
         trace: str | None = None,
         telling: list[Telling] | None = None,
     ) -> None:
@@ -141,23 +140,24 @@ class Settler:
             status: Its settled status.
             won: Whether this worker's write settled it (for counting).
             by: What drove it: ``resume``, ``wheel``, ``fire``, ``sweep``, ``command``.
-            armed_seq: Sequence of the timer, if known.
             trace: Trace context of the command.
-            telling: Where to leave the observers' fact, to be published with a result; published
-                at once if absent.
+            telling: Where to leave what may happen together with the publishing of a result;
+                done at once if absent.
 
         Raises:
             Contradiction: If another fact stands; nobody acts on it.
         """
         cause = status.cause or "_worker/unknown"
-        fact = fact_of(target, status.record)
-        await together(
-            self._records.put_fact(target, fact, cause), self._cancel(target, armed_seq, by)
-        )
+        # The fact stands before the result says so; timer and observers may come with the result.
+        await self._records.put_fact(target, fact_of(target, status.record), cause)
+        rest: list[Telling] = [
+            lambda: self._withdraw(target, by),
+            lambda: self._tell(target, status.record, cause, trace),
+        ]
         if telling is None:
-            await self._tell(target, status.record, cause, trace)
+            await together(*(step() for step in rest))
         else:
-            telling.append(lambda: self._tell(target, status.record, cause, trace))
+            telling.extend(rest)
         self._remember(target, status.record.deadlineGeneration)
         if won:
             self._count(status.record, by)
@@ -191,13 +191,7 @@ class Settler:
         at = StatusAt(waiting, coordinate.revision, None)
         outcome = await self.attempt(coordinate.target, at, expired(waiting, now_ms), cause)
         if outcome.won:
-            await self.finish(
-                coordinate.target,
-                outcome.status,
-                won=True,
-                by="wheel",
-                armed_seq=coordinate.armed_seq,
-            )
+            await self.finish(coordinate.target, outcome.status, won=True, by="wheel")
 
     async def restore_from_fact(
         self, target: Checkpoint, at: StatusAt, fact: SettleFact, cause: str
@@ -233,24 +227,17 @@ class Settler:
         won = status.cause == cause and status.record.state == ours.state
         return Attempt(won, status)
 
-    async def _cancel(self, target: Checkpoint, armed_seq: int | None, by: str) -> None:
-        owner = subjects.own_timer(self._names, target)
-        seq = armed_seq if armed_seq is not None else await self._writer.armed_seq(owner)
-        if seq > 0:
-            await self._writer.cancel(owner, seq)
-        elif by != "fire":
-            await self._cancel_foreign(target)
-
-    async def _cancel_foreign(self, target: Checkpoint) -> None:
-        """Cancel the timer of a foreign owner, whose instance and epoch only the stream knows."""
+    async def _withdraw(self, target: Checkpoint, by: str) -> None:
+        stood = await self._writer.withdraw(subjects.own_timer(self._names, target))
+        if stood or by in ("wheel", "fire"):
+            return
+        # A foreign owner's instance and epoch only the stream knows.
         pattern = f"{self._names.prefix}.ept.{target.wire_endpoint}.*.*.{target.token}.armed"
         info = await self._js.stream_info(self._names.ept_stream, subjects_filter=pattern)
         for subject in info.subjects:
-            owner: Timer | None = subjects.parse_timer(self._names, subject)
+            owner = subjects.parse_timer(self._names, subject)
             if owner is not None:
-                seq = await self._writer.armed_seq(owner)
-                if seq > 0:
-                    await self._writer.cancel(owner, seq)
+                await self._writer.withdraw(owner)
 
     async def _tell(
         self, target: Checkpoint, record: StatusRecord, cause: str, trace: str | None

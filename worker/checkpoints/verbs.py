@@ -115,10 +115,13 @@ class Verbs:
             BadInput: If the answer is not one of the prompt's choices.
             TidegateError: On a transient fault (deliver again) or a garbled record.
         """
+        speaker = Holder(id=ctx.speaker.principal, lifecycleUid=ctx.speaker.uid)
+        done = await self._resume_remembered(ctx, body, speaker)
+        if done is not None:
+            return await self._resumed(ctx, done, won=True)
         it = whole(ctx.target, await look(self._records, ctx.target))
         if isinstance(it, Refusal):
             return it
-        speaker = Holder(id=ctx.speaker.principal, lifecycleUid=ctx.speaker.uid)
         if it.spec.record.holder != speaker:
             return Refusal(
                 Code.PERMISSION_DENIED,
@@ -148,6 +151,29 @@ class Verbs:
             if outcome.won:
                 return await self._resumed(ctx, it, won=True)
         return await self._lost_to_heartbeat(ctx, it)
+
+    async def _resume_remembered(self, ctx: Context, body: Resume, speaker: Holder) -> Whole | None:
+        """Resume what this worker minted itself, without a read; refusals need one.
+
+        The compare-and-set on the remembered revision succeeds only if nothing has happened since,
+        and then there is nothing that a read could have shown.
+
+        Returns:
+            The resumed checkpoint, or ``None`` if it has to be looked at.
+        """
+        remembered = self._records.remembered(ctx.target)
+        if remembered is None:
+            return None
+        spec, status = remembered
+        if spec.record.holder != speaker or await self._check_prompt(ctx, body) is not None:
+            return None
+        filed = await self._file_answer(ctx, body)
+        now_ms = ctx.now_ms(self._clock)
+        if now_ms >= status.record.deadline:
+            return None
+        settled = resumed(status.record, now_ms, speaker, filed)
+        outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause)
+        return Whole(spec, outcome.status, None) if outcome.won else None
 
     async def expire(self, ctx: Context) -> Verdict:
         """Settle a due checkpoint; a settled one answers with its settlement.

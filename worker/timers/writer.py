@@ -8,6 +8,7 @@ is armed anew or cancelled.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,11 +26,12 @@ from worker.bus.jetstream import JetStream
 from worker.bus.window import GroupPublisher
 from worker.errors import TidegateError
 
-FIRE_TTL = "24h"
+FIRE_TTL = "1h"
 """How long a fired message stays; the sweep expires what nobody heard of in that time."""
 
 CANCEL_TTL = "1s"
 ATTEMPTS = 3
+REMEMBERED = 50_000
 
 T = TypeVar("T")
 
@@ -108,6 +110,7 @@ class TimerWriter:
         self._ept = ept
         self._prove = prove
         self._budget_ms = budget_ms
+        self._standing: OrderedDict[Timer, int] = OrderedDict()
 
     async def armed_seq(self, owner: Timer) -> int:
         """Last sequence of ``.armed`` at the leader; 0 if it never stood or has fired."""
@@ -156,6 +159,23 @@ class TimerWriter:
         metrics.TIMER_ARMS.labels("conflict").inc()
         raise ArmConflict
 
+    async def withdraw(self, owner: Timer) -> bool:
+        """Cancel whatever timer of this owner stands; its checkpoint has settled.
+
+        Returns:
+            Whether one stood and was removed.
+        """
+        # What this worker armed itself it need not read again; if it moved, the cancel says so.
+        known = self._standing.pop(owner, None)
+        if known is not None and await self.cancel(owner, known):
+            return True
+        seq = await self.armed_seq(owner)
+        return seq > 0 and await self.cancel(owner, seq)
+
+    def forget(self) -> None:
+        """Forget which timers stand, because the broker's store may have been replaced."""
+        self._standing.clear()
+
     async def cancel(self, owner: Timer, armed_seq: int) -> bool:
         """Remove an armed timer atomically, if it is still the one named.
 
@@ -191,6 +211,9 @@ class TimerWriter:
             },
             expect_last_subject_seq=expected,
         )
+        self._standing[owner] = seq
+        if len(self._standing) > REMEMBERED:
+            self._standing.popitem(last=False)
         return Armed(seq, body.generation, body.deadline)
 
     async def _settle_race(
