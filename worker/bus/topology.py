@@ -14,7 +14,7 @@ import structlog
 from schemas.names import Names
 from worker.bus.comparison import Difference, Severity, compare_durable, compare_stream
 from worker.bus.connection import Connection
-from worker.bus.errors import ConsumerMissing, JetStreamMissing, StreamMissing
+from worker.bus.errors import ConsumerMissing, JetStreamMissing, StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StreamInfo
 from worker.bus.plan import (
@@ -90,6 +90,11 @@ async def check_server(connection: Connection) -> None:
         raise StartRefused(
             "JetStream is not enabled for this account: enable it, or log in as the workers' user"
         ) from None
+    except Unavailable:
+        # Nobody answers: either it is still starting, or this server says that it has none.
+        if connection.connected and not connection.server_info.get("jetstream"):
+            raise StartRefused("JetStream is not enabled on this server: enable it") from None
+        raise
 
 
 class SpaceTopology:

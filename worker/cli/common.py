@@ -52,7 +52,9 @@ NatsOption = Annotated[
 ]
 SpaceOption = Annotated[
     str | None,
-    typer.Option("--space", help="The space; by default the first of TIDEGATE_SPACES."),
+    typer.Option(
+        "--space", help="The space; by default the first of TIDEGATE_SPACES.", metavar="SPACE"
+    ),
 ]
 AsOption = Annotated[
     str | None,
@@ -260,11 +262,13 @@ def read_json(parameter: str, source: str) -> Any:
         usage(parameter, "is not JSON")
 
 
-def exit_code(error: TidegateError) -> int:
+def exit_code(error: TidegateError | BadInput) -> int:
     """The exit code an error leads to."""
     from worker.client import errors as client_errors
 
     match error:
+        case BadInput():
+            return USAGE
         case client_errors.CallTimeout() | client_errors.QueryTimeout():
             return TIMEOUT
         case client_errors.Failed():
@@ -280,7 +284,7 @@ def exit_code(error: TidegateError) -> int:
             return FAILED
 
 
-def error_object(error: TidegateError) -> JsonObject:
+def error_object(error: TidegateError | BadInput) -> JsonObject:
     """An error as ``--json`` shows it: a result, or what looks like one."""
     from schemas.codes import RETRYABLE
     from worker.client import errors as client_errors
@@ -300,6 +304,8 @@ def error_object(error: TidegateError) -> JsonObject:
             "retryable": error.code in RETRYABLE,
         },
     }
+    if field := getattr(error, "field", None):
+        shown["error"]["field"] = field
     if isinstance(error, client_errors.CallTimeout):
         shown["command_id"] = error.command_id
         shown["error"]["retryable"] = True

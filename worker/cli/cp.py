@@ -31,8 +31,13 @@ app = typer.Typer(
     + common.EXIT_CODES,
 )
 
-Endpoint = Annotated[str, typer.Argument(help="What the run belongs to: dotted lower-case labels.")]
-Token = Annotated[str, typer.Argument(help="The checkpoint's token, [A-Za-z0-9_-]{1,64}.")]
+Endpoint = Annotated[
+    str,
+    typer.Argument(help="What the run belongs to: dotted lower-case labels.", metavar="ENDPOINT"),
+]
+Token = Annotated[
+    str, typer.Argument(help="The checkpoint's token, [A-Za-z0-9_-]{1,64}.", metavar="TOKEN")
+]
 Deadline = Annotated[
     str,
     typer.Option(
@@ -59,23 +64,30 @@ def mint(
     endpoint: Endpoint,
     deadline: Deadline,
     token: Annotated[
-        str | None, typer.Argument(help="Its token; a random one if absent, printed.")
+        str | None,
+        typer.Argument(help="Its token; a random one if absent, printed.", metavar="TOKEN"),
     ] = None,
     holder: Annotated[
         str | None,
         typer.Option(
             "--holder",
+            metavar="WHO",
             help="Who may resume: principal.uid, or a principal kept here; the speaker if absent.",
         ),
     ] = None,
     title: Annotated[
-        str | None, typer.Option("--title", help="One line asking a person something.")
+        str | None,
+        typer.Option("--title", metavar="TEXT", help="One line asking a person something."),
     ] = None,
     text: Annotated[
-        str | None, typer.Option("--text", help="More about it, markdown; - reads it from input.")
+        str | None,
+        typer.Option(
+            "--text", metavar="TEXT", help="More about it, markdown; - reads it from input."
+        ),
     ] = None,
     choice: Annotated[
-        list[str] | None, typer.Option("--choice", help="An allowed answer; repeatable.")
+        list[str] | None,
+        typer.Option("--choice", metavar="TEXT", help="An allowed answer; repeatable."),
     ] = None,
     body: Annotated[
         str | None,
@@ -124,6 +136,7 @@ def heartbeat(
         typer.Option(
             "--generation",
             "-g",
+            metavar="N",
             help="The generation being extended; the one in force now if absent.",
         ),
     ] = None,
@@ -154,15 +167,20 @@ def resume(
         str | None,
         typer.Option(
             "--answer",
+            metavar="JSON",
             help='What to answer, as JSON ("yes", {"ok": true}); plain words are text; - or @FILE.',
         ),
     ] = None,
     artifact: Annotated[
-        str | None, typer.Option("--artifact", help="Digest of what was shown.")
+        str | None, typer.Option("--artifact", metavar="TEXT", help="Digest of what was shown.")
     ] = None,
     prompt_digest: Annotated[
         str | None,
-        typer.Option("--prompt-digest", help="Refuse unless the prompt digests to this; see show."),
+        typer.Option(
+            "--prompt-digest",
+            metavar="HEX",
+            help="Refuse unless the prompt digests to this; see show.",
+        ),
     ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -244,17 +262,19 @@ def show(
 @app.command("list")
 def list_(
     endpoint: Annotated[
-        str | None, typer.Option("--endpoint", help="Only of this endpoint.")
+        str | None, typer.Option("--endpoint", metavar="ENDPOINT", help="Only of this endpoint.")
     ] = None,
     holder: Annotated[
-        str | None, typer.Option("--holder", help="Only held by this principal.")
+        str | None,
+        typer.Option("--holder", metavar="PRINCIPAL", help="Only held by this principal."),
     ] = None,
     due: Annotated[
         str | None, typer.Option("--due", help="Only due before: +15m, an instant.", metavar="WHEN")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Items a page.")] = 100,
     cursor: Annotated[
-        str | None, typer.Option("--cursor", help="next_cursor of the page before.")
+        str | None,
+        typer.Option("--cursor", metavar="CURSOR", help="next_cursor of the page before."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
     space: SpaceOption = None,
@@ -319,6 +339,8 @@ def _verb(
     wait: bool = False,
     wait_timeout: str | None = None,
 ) -> None:
+    from worker.client.errors import refusal
+
     wait_ms = _wait_ms(wait_timeout)
 
     async def work(client: "Client") -> int:
@@ -326,8 +348,12 @@ def _verb(
             detail = await client.cp.show(target.endpoint, target.token)
             fields["generation"] = detail.checkpoint.generation
         key = (target.wire_endpoint, target.token)
-        result = await client.call("cp", verb, key, fields, command_id=command_id)
+        result = await client.send("cp", verb, key, fields, command_id=command_id)
         lines = cp_views.result_lines(target, result, common.now_ms())
+        if result.status != "ok":
+            if result.data and not session.as_json:
+                common.emit({}, False, lines)
+            raise refusal(result)
         if not wait:
             common.emit(result.to_object(), session.as_json, lines)
             return common.OK

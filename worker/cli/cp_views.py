@@ -13,11 +13,13 @@ from worker.cli.instants import show_duration, show_instant
 
 def result_lines(target: Checkpoint, result: Result, now_ms: int) -> list[str]:
     """A verb's result: its word, and the checkpoint if it shows one."""
+    data = dict(result.data)
+    repairs = data.pop("repairs", None)
     rows = [("outcome", result.outcome), ("checkpoint", f"{target.endpoint} {target.token}")]
-    if "state" in result.data:
-        rows += _view_rows(CheckpointView.from_object(result.data), now_ms)
-    else:
-        rows += [(name, _plain(value)) for name, value in result.data.items()]
+    if repairs is not None:
+        rows.append(("repairs", ", ".join(map(_plain, repairs)) or "none needed"))
+    if "state" in data:
+        rows += _view_rows(CheckpointView.from_object(data), now_ms)
     return columns(rows)
 
 
@@ -72,7 +74,7 @@ def _view_rows(view: CheckpointView, now_ms: int) -> list[tuple[str, str]]:
     rows = [
         ("state", view.state),
         ("generation", str(view.generation)),
-        ("deadline", f"{show_instant(view.deadline_at_ms)} ({_due(view, now_ms)})"),
+        ("deadline", f"{show_instant(view.deadline_at_ms)}{_due_note(view, now_ms)}"),
     ]
     if view.holder is not None:
         rows.append(("holder", f"{_plain(view.holder.id)}.{_plain(view.holder.lifecycleUid)}"))
@@ -82,6 +84,10 @@ def _view_rows(view: CheckpointView, now_ms: int) -> list[tuple[str, str]]:
         by = view.settled_holder
         rows.append(("resumed by", f"{_plain(by.id)}.{_plain(by.lifecycleUid)}"))
     return rows
+
+
+def _due_note(view: CheckpointView, now_ms: int) -> str:
+    return f" ({_due(view, now_ms)})" if view.state == "waiting" else ""
 
 
 def _due(view: CheckpointView, now_ms: int) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from schemas.codes import BadInput
 from worker.cli import common, config, cp, demo, identity, keys, run_worker, schema, setup
 from worker.errors import TidegateError
 
@@ -49,7 +50,7 @@ def run() -> None:
     """Entry point: run the command line and leave with a code that means something."""
     try:
         app()
-    except TidegateError as error:
+    except (TidegateError, BadInput) as error:
         if "--json" in sys.argv:
             common.emit(common.error_object(error), True, "")
         common.say(f"tidegate: {error.message}")

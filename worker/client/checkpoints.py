@@ -78,13 +78,14 @@ class Repaired:
     """What a repair did.
 
     Attributes:
-        word: ``repaired`` or another stable word.
-        data: What was found and done.
+        repairs: ``expired``, ``rearmed``, ``fact-published``, ``timer-cancelled``,
+            ``status-restored``; empty if nothing was amiss.
+        checkpoint: The checkpoint as it stands now.
         result: The whole result.
     """
 
-    word: str
-    data: JsonObject
+    repairs: tuple[str, ...]
+    checkpoint: CheckpointView
     result: Result
 
 
@@ -236,7 +237,9 @@ class Checkpoints:
             command_id=command_id,
             timeout_ms=timeout_ms,
         )
-        return Repaired(result.outcome, result.data, result)
+        shown = dict(result.data)
+        repairs = tuple(shown.pop("repairs"))
+        return Repaired(repairs, CheckpointView.from_object(shown), result)
 
     async def show(
         self, endpoint: str, token: str, *, timeout_ms: int | None = None

@@ -26,7 +26,7 @@ from worker.bus.jetstream import parse_ack
 from worker.bus.options import ConnectOptions
 from worker.bus.subscription import Msg, Subscription
 from worker.client.checkpoints import Checkpoints
-from worker.client.errors import Answer, CallTimeout, Failed, NobodyThere, QueryTimeout, Refused
+from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
 from worker.client.pending import Pending, Waiting, epoch_of
 
 DEFAULT_TIMEOUT_MS: Final = 10_000
@@ -182,13 +182,9 @@ class Client:
         result = await self.send(
             plane, verb, key, body, command_id=command_id, timeout_ms=timeout_ms
         )
-        match result.status:
-            case "ok":
-                return result
-            case "refused":
-                raise Refused(result)
-            case _:
-                raise Failed(result)
+        if result.status != "ok":
+            raise refusal(result)
+        return result
 
     async def send(
         self,
@@ -384,4 +380,4 @@ def _answer(reply: Msg) -> Answer:
         data=data,
         error=Error.from_object(value["error"]) if "error" in value else None,
     )
-    raise Refused(result) if status == "refused" else Failed(result)
+    raise refusal(result)

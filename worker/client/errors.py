@@ -48,6 +48,11 @@ class Failed(Refused):
     """The platform could not do it, through no fault of the command."""
 
 
+def refusal(result: Result) -> Refused:
+    """The error that a result which is not ok amounts to."""
+    return Refused(result) if result.status == "refused" else Failed(result)
+
+
 class CallTimeout(ClientError):
     """No result came in time: the command may or may not have been carried out.
 
