@@ -385,10 +385,11 @@ class Connection:
         """Make the subscriptions, prove them with a round trip, then let requests in."""
         for subscription in self._subscriptions.values():
             self._activate(client, subscription)
+        took_us = 0
         try:
             took_us = await client.round_trip(self._options.connect_timeout_ms)
         except TimeoutError:
-            raise Unavailable("the broker does not answer") from None
+            client.lose("the broker does not answer")
         if client.lost.done():
             raise dialing.lost_error(client)
         self.rtt_ms = took_us / 1000

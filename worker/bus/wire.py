@@ -45,7 +45,8 @@ _VIOLATION = re.compile(
     re.IGNORECASE,
 )
 _REFUSED = ("authorization", "authentication")
-_NOT_NATS = "the server sent something that is not NATS"
+_GRACE_S: Final = 0.5
+_NOT_NATS: Final = "the server sent something that is not NATS"
 _log = structlog.get_logger("tidegate.bus")
 
 
@@ -245,16 +246,19 @@ class WireClient(Client):
             Microseconds it took.
 
         Raises:
-            TimeoutError: No answer within ``timeout_ms`` and half a second of grace, which a
-                process that was stopped needs to read what already lies in its socket.
+            TimeoutError: The connection was lost, or no answer came within ``timeout_ms`` and half
+                a second of grace, which a process that was stopped needs to read what already lies
+                in its socket.
         """
         pong: asyncio.Future[None] = self._loop.create_future()
         started = self._loop.time()
         await self._send_ping(pong)
-        done, _ = await asyncio.wait((pong,), timeout=timeout_ms / 1000)
-        if not done:
-            done, _ = await asyncio.wait((pong,), timeout=0.5)
-        if not done:
+        ends = (pong, self.lost)
+        for wait_s in (timeout_ms / 1000, _GRACE_S):
+            done, _ = await asyncio.wait(ends, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                break
+        if not pong.done() or pong.cancelled():
             raise TimeoutError
         return int((self._loop.time() - started) * 1_000_000)
 
