@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from schemas.limits import MAX_SAFE_INTEGER
 from schemas.names import Names, kv_stream
@@ -53,16 +53,25 @@ class CheckpointPlane:
         names: The space.
         settings: The worker's settings.
         replica: This worker's id, kept in its data directory.
+        monotonic: Seconds that never go back; the only clock of this machine that takes part.
     """
 
-    def __init__(self, conn: Connection, names: Names, settings: Settings, replica: str) -> None:
+    def __init__(
+        self,
+        conn: Connection,
+        names: Names,
+        settings: Settings,
+        replica: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = "checkpoints"
         self._conn = conn
         self._names = names
         self._settings = settings
         self._cause = f"_worker/{replica}"
         self._js = js = JetStream(conn)
-        self._clock = BrokerClock(js, names.ept_stream, time.monotonic)
+        self._clock = BrokerClock(js, names.ept_stream, monotonic)
         self._directory = settings.data_dir / names.space
         self._waiters = Waiters()
         self._tasks: list[asyncio.Task[None]] = []
