@@ -6,16 +6,20 @@ and drain (none).
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.commands.sys import ProcessIdentity
-from schemas.model import Body, Closed
+from schemas.model import Body, Closed, Query
+from schemas.strict_json import JsonObject
 from schemas.tokens import Count, Generation, HexDigest, Instant, Label, Name
 
 MAX_QUEUE_TIMEOUT_MS = 1_800_000
 Limit = Annotated[int, Field(ge=1, le=1_000_000)]
 Duration = Annotated[int, Field(ge=0, le=31_536_000_000)]
+ResultId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}-[0-9]{1,16}$")]
+Timeout = Annotated[int, Field(ge=1, le=31_536_000_000)]
+QueueTimeout = Annotated[int, Field(ge=1, le=MAX_QUEUE_TIMEOUT_MS)]
 
 
 class Payload(Closed):
@@ -61,7 +65,7 @@ class Enqueue(Body):
     grant: Literal["push", "pull"] = "push"
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     payload: Payload | None = None
-    timeout_ms: Annotated[int, Field(ge=1, le=MAX_QUEUE_TIMEOUT_MS)] | None = None
+    timeout_ms: QueueTimeout | None = None
     identity: ProcessIdentity | None = None
 
 
@@ -234,7 +238,7 @@ class Cooldown(Body):
 
 
 class PolicyValues(Closed):
-    """The numbers every rule reads.
+    """The numbers every rule reads; a claim that leaves one out takes its default.
 
     Attributes:
         max_active_turns: Seats.
@@ -250,28 +254,78 @@ class PolicyValues(Closed):
     max_active_turns: Limit = 8
     max_concurrent_starts: Limit = 8
     min_start_interval_ms: Duration = 0
-    queue_timeout_ms: Annotated[int, Field(ge=1, le=MAX_QUEUE_TIMEOUT_MS)] = MAX_QUEUE_TIMEOUT_MS
+    queue_timeout_ms: QueueTimeout = MAX_QUEUE_TIMEOUT_MS
     capacity_cooldown_ms: Duration = 30_000
-    start_timeout_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] = 60_000
-    adoption_timeout_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] = 60_000
-    silence_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] = 4_000
+    start_timeout_ms: Timeout = 60_000
+    adoption_timeout_ms: Timeout = 60_000
+    silence_ms: Timeout = 4_000
+
+
+class PolicyAssertion(Closed):
+    """What a caller believes to be in force; only what it names is compared.
+
+    Attributes:
+        epoch: The policy's epoch.
+        max_active_turns: As in ``PolicyValues``.
+        max_concurrent_starts: As in ``PolicyValues``.
+        min_start_interval_ms: As in ``PolicyValues``.
+        queue_timeout_ms: As in ``PolicyValues``.
+        capacity_cooldown_ms: As in ``PolicyValues``.
+        start_timeout_ms: As in ``PolicyValues``.
+        adoption_timeout_ms: As in ``PolicyValues``.
+        silence_ms: As in ``PolicyValues``.
+    """
+
+    epoch: Count | None = None
+    max_active_turns: Limit | None = None
+    max_concurrent_starts: Limit | None = None
+    min_start_interval_ms: Duration | None = None
+    queue_timeout_ms: QueueTimeout | None = None
+    capacity_cooldown_ms: Duration | None = None
+    start_timeout_ms: Timeout | None = None
+    adoption_timeout_ms: Timeout | None = None
+    silence_ms: Timeout | None = None
 
 
 class Policy(Body):
-    """Claim or assert the durable policy.
+    """Claim the durable policy (``epoch`` and its values), or assert it.
 
     Attributes:
-        epoch: The next epoch to claim; with ``assert`` the one believed to be in force.
-        policy: The whole policy to claim.
-        assert_: The whole policy to compare with; spelled ``assert`` on the wire.
+        epoch: The epoch to claim: 1, or the one after that in force.
+        max_active_turns: As in ``PolicyValues``, as are the other values.
+        max_concurrent_starts: As in ``PolicyValues``.
+        min_start_interval_ms: As in ``PolicyValues``.
+        queue_timeout_ms: As in ``PolicyValues``.
+        capacity_cooldown_ms: As in ``PolicyValues``.
+        start_timeout_ms: As in ``PolicyValues``.
+        adoption_timeout_ms: As in ``PolicyValues``.
+        silence_ms: As in ``PolicyValues``.
+        assert_: What to compare with what is in force, instead of a claim; ``assert`` on the wire.
     """
 
     PLANE = "adm"
     VERB = "policy"
 
-    epoch: Count
-    policy: PolicyValues | None = None
-    assert_: Annotated[PolicyValues | None, Field(alias="assert")] = None
+    epoch: Generation | None = None
+    max_active_turns: Limit | None = None
+    max_concurrent_starts: Limit | None = None
+    min_start_interval_ms: Duration | None = None
+    queue_timeout_ms: QueueTimeout | None = None
+    capacity_cooldown_ms: Duration | None = None
+    start_timeout_ms: Timeout | None = None
+    adoption_timeout_ms: Timeout | None = None
+    silence_ms: Timeout | None = None
+    assert_: Annotated[PolicyAssertion | None, Field(alias="assert")] = None
+
+    @property
+    def values(self) -> PolicyValues:
+        """The values claimed, with defaults for those left out."""
+        given = self.model_dump(include=set(PolicyValues.model_fields), exclude_none=True)
+        return PolicyValues(**given)
+
+    def to_object(self) -> JsonObject:
+        """As ``Closed.to_object``, with the name that ``assert_`` has on the wire."""
+        return self.model_dump(exclude_none=True, by_alias=True)
 
 
 class Drain(Body):
@@ -285,6 +339,100 @@ class Drain(Body):
     VERB = "drain"
 
     to: Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class RequestQuery(Query):
+    """Body of the query ``adm.request``.
+
+    Attributes:
+        request_id: Which turn.
+        after: Result id the answer must already include.
+    """
+
+    request_id: Name
+    after: ResultId | None = None
+
+
+class QueueQuery(Query):
+    """Body of the query ``adm.queue``.
+
+    Attributes:
+        request_id: Only this turn's place; without it the head of the queue is listed.
+        limit: How many turns to list.
+        after: Result id the answer must already include.
+    """
+
+    request_id: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    after: ResultId | None = None
+
+
+class LeasesQuery(Query):
+    """Body of the query ``adm.leases``: every seat that is held, by request id.
+
+    Attributes:
+        limit: How many a page.
+        after_request_id: Last request id of the page before.
+        after: Result id the answer must already include.
+    """
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    after_request_id: Name | None = None
+    after: ResultId | None = None
+
+
+class RecoverableQuery(Query):
+    """Body of the query ``adm.recoverable``: what evidence or an operator could settle.
+
+    Attributes:
+        host: Only what an observer of this host can see.
+        limit: How many a page.
+        after_request_id: Last request id of the page before.
+        after: Result id the answer must already include.
+    """
+
+    host: Label | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+    after_request_id: Name | None = None
+    after: ResultId | None = None
+
+
+class PolicyQuery(Query):
+    """Body of the query ``adm.policy``.
+
+    Attributes:
+        after: Result id the answer must already include.
+    """
+
+    after: ResultId | None = None
+
+
+class EventsQuery(Query):
+    """Body of the query ``adm.events``: a page of the journal.
+
+    Attributes:
+        after: Sequence after which the page begins.
+        limit: How many.
+    """
+
+    after: Count = 0
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class PayloadQuery(Query):
+    """Body of the query ``adm.payload``: for the lease's owner, before active.
+
+    Attributes:
+        request_id: Which turn.
+        lease_id: Its lease.
+        generation: The lease's generation.
+        after: Result id the answer must already include.
+    """
+
+    request_id: Name
+    lease_id: Name
+    generation: Generation
+    after: ResultId | None = None
 
 
 BODIES: tuple[type[Body], ...] = (

@@ -3,6 +3,9 @@
 Accepted only from principals ``_worker…`` and, for evidence, ``_witness…``.
 """
 
+import base64
+import hashlib
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -112,6 +115,25 @@ class ProcessIdentity(Closed):
     ppid: Count = 0
     pgrp: Count = 0
     session: Count = 0
+
+
+def witness_of(host: str) -> str:
+    """The principal that a host's witness speaks as: only it is believed about that host.
+
+    Args:
+        host: The host's id, as in ``ProcessIdentity``.
+
+    Returns:
+        ``_witness-<host>``; a host that is no token stands as 26 characters of lower-case base32 of
+        the SHA-256 of its id.
+    """
+    if _HOST_TOKEN.fullmatch(host):
+        return f"_witness-{host}"
+    digest = base64.b32encode(hashlib.sha256(host.encode()).digest()).decode().lower()
+    return f"_witness-{digest[:26]}"
+
+
+_HOST_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,55}")
 
 
 class Fence(Closed):

@@ -1,0 +1,196 @@
+"""The choice: which queued turn gets the next seat (spec/admission.md, Capacity)."""
+
+import sqlite3
+from typing import Final, NamedTuple
+
+from schemas.admission import QUEUED, Block
+from schemas.strict_json import JsonObject
+from schemas.subjects import Speaker
+from worker.admission import heads, journal, limits, policy, seats, turns
+from worker.admission.limits import Limits
+from worker.admission.turns import Turn
+from worker.ledger.tx import Tx
+
+_STANDING: Final = """
+SELECT owner.node, owner.parent,
+EXISTS (SELECT 1 FROM adm_cooldowns WHERE provider = ? AND model = ? AND until_ms > ?),
+EXISTS (SELECT 1 FROM adm_owners WHERE principal = ? AND uid = ?
+    AND (silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL)),
+EXISTS (SELECT 1 FROM adm_agents WHERE agent_id = ?)
+FROM adm_heads line JOIN adm_heads owner ON owner.node = line.parent WHERE line.node = ?
+"""
+_ADMIT: Final = "UPDATE adm_requests SET state = 'admitted', uid = ? WHERE request_id = ?"
+_WAITING: Final = """
+SELECT DISTINCT model.parked, owner.parked
+FROM adm_heads tier
+JOIN adm_heads model ON model.parent = tier.node
+JOIN adm_heads owner ON owner.parent = model.node
+WHERE tier.parent = 0 AND tier.key = ? AND EXISTS (
+    SELECT 1 FROM adm_heads line WHERE line.parent = owner.node AND line.head_id IS NOT NULL)
+"""
+_UNSEALED: Final = (
+    "SELECT 1 FROM adm_requests WHERE state = 'queued' AND node IS NULL AND principal = ? LIMIT 1"
+)
+_COOLDOWN: Final = "SELECT until_ms FROM adm_cooldowns WHERE (provider, model) = (?, ?)"
+_BLOCKED_OWNER: Final = """
+SELECT 1 FROM adm_owners WHERE (principal, uid) = (?, ?)
+AND (silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL)
+"""
+
+
+class Choice(NamedTuple):
+    """The next turn.
+
+    Attributes:
+        turn: Queued, eligible and chosen.
+        by_age: Whether it was taken in plain order because it had aged.
+    """
+
+    turn: Turn
+    by_age: bool
+
+
+def choose(tx: Tx, tier: str, *, went_by_age: bool) -> Choice | None:
+    """Choose among the push turns, or among one principal's pull turns.
+
+    Within the highest priority that has an eligible turn: the first aged one, unless the last
+    admission went by age; else the first whose agent holds no seat; else the first. A turn met on
+    the way whose deadline has passed is ended; a node found blocked is parked.
+
+    Args:
+        tx: The transaction.
+        tier: ``heads.PUSH`` or a principal.
+        went_by_age: Whether the last admission went by age.
+    """
+    db, now_ms = tx.db, tx.now_ms
+    while (offer := heads.best(db, tier)) is not None:
+        by_age = not went_by_age and offer.aged_id is not None
+        by_idleness = not by_age and offer.idle_id is not None
+        turn = _offered(db, (by_age and offer.aged_id) or offer.idle_id or offer.head_id)
+        line = turn.node or 0
+        owner, model, cooling, silent, busy = db.execute(
+            _STANDING,
+            (
+                turn.provider,
+                turn.model,
+                now_ms,
+                turn.principal,
+                turn.uid,
+                turn.agent_id,
+                line,
+            ),
+        ).fetchone()
+        if turn.deadline_at_ms <= now_ms:
+            turns.time_out(tx, turn)
+        elif cooling:
+            heads.park(db, model, heads.MODEL)
+        elif silent:
+            heads.park(db, owner, heads.OWNER)
+        elif by_idleness and busy:
+            heads.park(db, line, heads.LINE)
+        else:
+            return Choice(turn, by_age)
+    return None
+
+
+def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
+    """Give the chosen turn its seat.
+
+    Args:
+        tx: The transaction.
+        held: The limits, read after the last change.
+        choice: As ``choose`` returned it.
+        owner: Who runs it.
+    """
+    turn = choice.turn
+    heads.leave(tx.db, turn.node or 0, turn.request_id)
+    journal.append(tx, "request_admitted", QUEUED, "admitted", turn.request_id)
+    tx.db.execute(_ADMIT, (owner.uid, turn.request_id))
+    lease_id = f"{tx.epoch}-{tx.seq}-{held.admissions + 1}"
+    start_deadline_at_ms = tx.now_ms + held.start_timeout_ms
+    seats.give(
+        tx,
+        turn.request_id,
+        turn.agent_id,
+        owner,
+        lease_id=lease_id,
+        start_deadline_at_ms=start_deadline_at_ms,
+        connector=turn.identity if owner.uid == turn.uid else None,
+        by_age=choice.by_age,
+    )
+    turn.state, turn.node, turn.uid = "admitted", None, owner.uid
+    turn.lease_id, turn.owner_principal, turn.owner_uid = lease_id, owner.principal, owner.uid
+    turn.admitted_at_ms, turn.start_deadline_at_ms = tx.now_ms, start_deadline_at_ms
+
+
+def admit_pushed(tx: Tx) -> None:
+    """After a command: end a drain that is through, then admit every push turn there is room for.
+
+    Each admission emits one grant, keyed by request and generation, to the turn's owner.
+    """
+    held = limits.read(tx.db)
+    if held.draining and held.seats <= held.seat_limit:
+        policy.end_drain(tx, held)
+        held = limits.read(tx.db)
+    while held.queued and not held.blocks(tx.now_ms):
+        choice = choose(tx, heads.PUSH, went_by_age=bool(held.by_age))
+        if choice is None:
+            return
+        turn = choice.turn
+        owner = Speaker(turn.principal, turn.uid)
+        admit(tx, held, choice, owner)
+        tx.grant(owner, turn.request_id, turn.generation, grant(turn))
+        held = limits.read(tx.db)
+
+
+def grant(turn: Turn) -> JsonObject:
+    """As ``schemas.admission.Grant``, without version and instant."""
+    return {
+        "request_id": turn.request_id,
+        "generation": turn.generation,
+        "lease_id": turn.lease_id,
+        "session_id": turn.session_id,
+        "agent_id": turn.agent_id,
+        "provider": turn.provider,
+        "model": turn.model,
+        "start_deadline_at_ms": turn.start_deadline_at_ms,
+        "payload": turn.payload_revision is not None,
+    }
+
+
+def blocks_of(db: sqlite3.Connection, held: Limits, turn: Turn, now_ms: int) -> list[Block]:
+    """What keeps one queued turn waiting, apart from those before it."""
+    blocks = held.blocks(now_ms)
+    if cooldown_until(db, turn, now_ms) is not None:
+        blocks.append("cooldown")
+    if db.execute(_BLOCKED_OWNER, (turn.principal, turn.uid)).fetchone():
+        blocks.append("silence")
+    if turn.awaits_payload:
+        blocks.append("payload")
+    return blocks
+
+
+def cooldown_until(db: sqlite3.Connection, turn: Turn, now_ms: int) -> int | None:
+    """When the cooldown of a turn's model ends, if it lasts."""
+    row = db.execute(_COOLDOWN, (turn.provider, turn.model)).fetchone()
+    return int(row[0]) if row is not None and row[0] > now_ms else None
+
+
+def blocks_of_tier(db: sqlite3.Connection, tier: str) -> list[Block]:
+    """What keeps all of one principal's pull turns waiting, once a choice has found none."""
+    blocks: list[Block] = []
+    waiting = db.execute(_WAITING, (tier,)).fetchall()
+    if any(model_parked for model_parked, _ in waiting):
+        blocks.append("cooldown")
+    if any(owner_parked and not model_parked for model_parked, owner_parked in waiting):
+        blocks.append("silence")
+    if db.execute(_UNSEALED, (tier,)).fetchone():
+        blocks.append("payload")
+    return blocks or ["empty"]
+
+
+def _offered(db: sqlite3.Connection, request_id: str) -> Turn:
+    turn = turns.find(db, request_id)
+    if turn is None or turn.node is None:
+        raise ValueError(f"the queue offers {request_id}, which does not wait")
+    return turn
