@@ -9,13 +9,16 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from worker import logs
-from worker.app import PlaneFactory, Worker
+from worker.app import FAILED, PlaneFactory, Worker
+from worker.errors import StartRefused
 from worker.settings import Settings
 
+REFUSED: Final = 3
 FORCED: Final = 75
 """Exit code of a shutdown that had to be cut off (``EX_TEMPFAIL``)."""
 
 LONGEST_SHUTDOWN_S: Final = 9.0
+LAST_GRACE_S: Final = 1.0
 
 log = logs.get()
 
@@ -29,8 +32,16 @@ def run(settings: Settings, planes: PlaneFactory) -> int:
     Raises:
         StartRefused: If the worker must not start like this.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, planes))
+    code = FAILED
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            code = runner.run(_serve(settings, planes))
+    except StartRefused:
+        code = REFUSED
+        raise
+    finally:
+        _leave_soon(code)
+    return code
 
 
 async def _serve(settings: Settings, planes: PlaneFactory) -> int:
@@ -91,7 +102,15 @@ def _cut_off() -> None:
     os._exit(FORCED)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _leave_soon(code: int) -> None:
+    """Leave with ``code`` even if a library's thread would keep the process alive."""
+    timer = threading.Timer(LAST_GRACE_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes uvloop's event loops where it is installed, else ``None`` for the default."""
     if sys.platform == "win32":
         return None
     try:

@@ -88,6 +88,7 @@ def render(
     no_auth_user: str | None = None,
     tls: Tls | None = None,
     extra: str = "",
+    sync_always: bool = True,
 ) -> str:
     """The text of a server configuration.
 
@@ -99,6 +100,7 @@ def render(
         no_auth_user: Who a client without credentials is.
         tls: Offer and require TLS.
         extra: Further top-level lines, such as a monitoring port or a cluster.
+        sync_always: Acknowledge only what is on the disk; off only to measure what it costs.
     """
     lines = [f"listen: {_quote(listen)}"]
     if no_auth_user is not None:
@@ -107,10 +109,11 @@ def render(
         lines += _tls_lines(tls)
     if extra:
         lines.append(extra.strip())
+    sync = ", sync_interval: always" if sync_always else ""
     lines += [
         "# Acknowledge only what is on the disk: without this line a power cut takes back",
         "# messages that were acknowledged before.",
-        f"jetstream {{ store_dir: {_quote(str(store_dir))}, sync_interval: always }}",
+        f"jetstream {{ store_dir: {_quote(str(store_dir))}{sync} }}",
         "accounts {",
         *_account(WORKER_ACCOUNT, spaces, users),
         *_account(CLIENT_ACCOUNT, spaces, users),
@@ -119,7 +122,9 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def embedded(spaces: Sequence[Space], *, store_dir: Path, worker_password: str) -> str:
+def embedded(
+    spaces: Sequence[Space], *, store_dir: Path, worker_password: str, sync_always: bool = True
+) -> str:
     """The configuration of a broker that a worker starts for itself on loopback.
 
     A client without credentials is in ``C``; the worker logs in with a generated password.
@@ -129,7 +134,12 @@ def embedded(spaces: Sequence[Space], *, store_dir: Path, worker_password: str) 
         User(CLIENT_USER, None, CLIENT_ACCOUNT),
     )
     return render(
-        spaces, users, store_dir=store_dir, listen="127.0.0.1:-1", no_auth_user=CLIENT_USER
+        spaces,
+        users,
+        store_dir=store_dir,
+        listen="127.0.0.1:-1",
+        no_auth_user=CLIENT_USER,
+        sync_always=sync_always,
     )
 
 

@@ -93,7 +93,7 @@ class CheckpointQueries:
         )
 
     async def wait(self, speaker: Speaker, raw: bytes) -> Verdict:
-        """Answer once the checkpoint has settled, or as it stands when the time is up."""
+        """Answer once the checkpoint has settled and its fact stands, or when the time is up."""
         query = WaitQuery.from_bytes(raw)
         target = _target(query)
         loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class CheckpointQueries:
                     return it
                 settled = it.status.record.state != "waiting"
                 left_s = end - loop.time()
-                if settled or left_s <= 0:
+                if (settled and it.fact is not None) or left_s <= 0:
                     return _waited(target, it, settled=settled)
                 try:
                     await asyncio.wait_for(told.wait(), min(left_s, POLL_MS / 1000))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from schemas.codes import BadInput
-from worker.cli import common, config, cp, demo, identity, keys, run_worker, schema, setup
+from worker.cli import bench, common, config, cp, demo, identity, keys, run_worker, schema, setup
 from worker.errors import TidegateError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.add_typer(cp.app, name="cp")
 app.add_typer(identity.app, name="identity")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
 schema.register(app)
 demo.register(app)
 
