@@ -77,6 +77,13 @@ class GroupPublisher:
             messages. Fewer make larger batches.
         max_waiting: Most messages that may wait for the window; more are refused.
         timeout_ms: Longest wait for one acknowledgement.
+
+    Attributes:
+        stream: The stream.
+        highest: Highest sequence that was acknowledged, 0 if none.
+        batches: How often something was sent.
+        published: Messages stored.
+        refused_batches: Batches that were taken apart.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class GroupPublisher:
         self._scheduled = False
         self._closing = False
         self._idle: asyncio.Future[None] | None = None
+        self.highest = 0
         self.batches = 0
         self.published = 0
         self.refused_batches = 0
@@ -276,6 +284,7 @@ class GroupPublisher:
         else:
             size = sum(len(group.messages) for group in batch)
             self.published += size
+            self.highest = max(self.highest, ack.seq)
             seq = ack.seq - size
             for group in batch:
                 seq += len(group.messages)

@@ -1,0 +1,90 @@
+"""The broker's time between two bounds, whatever the clocks of this machine say."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tests.integration.bus_server import Place, connected, freeze, new_place
+from tests.support.server import Server
+from worker.bus.clock import DRIFT_PPM, BrokerClock
+from worker.bus.errors import StreamMissing, Unknown
+from worker.bus.jetstream import JetStream
+
+
+@pytest.fixture
+async def place(server: Server) -> AsyncIterator[Place]:
+    async with connected(server.worker_options()) as c:
+        yield await new_place(JetStream(c))
+
+
+async def test_the_bounds_hold_the_brokers_own_timestamps(place: Place) -> None:
+    clock = BrokerClock(place.js, place.stream, time.monotonic)
+    await clock.refresh()
+    for _ in range(50):
+        before = clock.lower_ms()
+        ack = await place.js.publish(place.subject(), b"")
+        after = clock.upper_ms()
+        stored = await place.js.message(place.stream, ack.seq)
+        assert stored is not None
+        assert before <= stored.time_ns / 1e6 <= after
+    assert clock.ready
+    assert clock.uncertainty_ms < 100
+
+
+async def test_nothing_is_known_before_the_first_answer(place: Place) -> None:
+    clock = BrokerClock(place.js, place.stream, time.monotonic)
+    assert not clock.ready
+    assert clock.uncertainty_ms > 1 << 60
+
+
+@pytest.mark.parametrize("skew_s", [-3_600.0, 3_600.0, 1e6])
+async def test_the_zero_of_the_monotonic_clock_does_not_matter(place: Place, skew_s: float) -> None:
+    clock = BrokerClock(place.js, place.stream, lambda: time.monotonic() + skew_s)
+    await clock.refresh()
+    assert clock.lower_ms() - 1 <= time.time() * 1000 <= clock.upper_ms() + 1
+
+
+async def test_refreshing_narrows_the_bounds_and_time_widens_them(place: Place) -> None:
+    now_s = 1_000.0
+    clock = BrokerClock(place.js, place.stream, lambda: now_s)
+    await clock.refresh()
+    assert clock.uncertainty_ms == 1
+    narrow = clock.upper_ms() - clock.lower_ms()
+    now_s += 3_600
+    wide = clock.upper_ms() - clock.lower_ms()
+    assert wide - narrow == pytest.approx(2 * 3_600_000 * DRIFT_PPM / 1e6)
+    assert not clock.ready
+
+
+async def test_a_clock_that_was_set_starts_anew(place: Place) -> None:
+    now_s = 1_000.0
+    clock = BrokerClock(place.js, place.stream, lambda: now_s)
+    await clock.refresh()
+    now_s += 500
+    await clock.refresh()
+    assert clock.ready
+    assert abs(clock.lower_ms() - time.time() * 1000) < 1_000
+
+
+async def test_a_broker_that_does_not_answer_leaves_the_bounds_drifting(
+    own_server: Callable[..., Server],
+) -> None:
+    server = await asyncio.to_thread(own_server("main").start)
+    async with connected(server.worker_options()) as c:
+        place = await new_place(JetStream(c))
+        clock = BrokerClock(place.js, place.stream, time.monotonic)
+        await clock.refresh()
+        before = clock.lower_ms()
+        await freeze(server.pid)
+        with pytest.raises(Unknown):
+            await clock.refresh(100)
+        assert clock.ready
+        assert clock.lower_ms() > before
+
+
+async def test_a_missing_stream_is_not_a_time(place: Place) -> None:
+    await place.js.stream_delete(place.stream)
+    with pytest.raises(StreamMissing):
+        await BrokerClock(place.js, place.stream, time.monotonic).refresh()
