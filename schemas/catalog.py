@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from schemas import commands, records, results, views
-from schemas.commands import cp
 
 Kind = Literal["command", "query", "result", "record", "fact", "view"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -73,24 +72,32 @@ def _documented(schema: dict[str, Any]) -> dict[str, Any]:
 
 _ATTRIBUTE = re.compile(r"^(?P<name>\w+): (?P<text>.+(?:\n[ ]+.+)*)", re.MULTILINE)
 
-_KEYS = {"cp": ".<endpoint>.<token>"}
-
 
 def _commands() -> list[Entry]:
     return [
         Entry(
             f"command.{plane}.{verb}",
             "command",
-            f"<root>.<space>.cmd.<principal>.<uid>.{plane}.{verb}{_KEYS.get(plane, '[.<key>]')}",
+            ", ".join(
+                f"<root>.<space>.cmd.<principal>.<uid>.{plane}.{verb}{'.' if key else ''}{key}"
+                for key in commands.KEYS[plane, verb]
+            ),
             body,
         )
         for (plane, verb), body in commands.BODIES.items()
     ]
 
 
-def _query(plane: str, name: str, model: type[BaseModel]) -> Entry:
-    where = f"<root>.<space>.qry.<principal>.<uid>.{plane}.{name}"
-    return Entry(f"query.{plane}.{name}", "query", where, model)
+def _queries() -> list[Entry]:
+    return [
+        Entry(
+            f"query.{plane}.{name}",
+            "query",
+            f"<root>.<space>.qry.<principal>.<uid>.{plane}.{name}",
+            model,
+        )
+        for (plane, name), model in commands.QUERIES.items()
+    ]
 
 
 def _record(name: str, where: str, model: type[BaseModel]) -> Entry:
@@ -111,9 +118,7 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
                 "<root>.<space>.res.<principal>.<uid>.<plane>.<verb>.<id>",
                 results.Result,
             ),
-            _query("cp", "show", cp.ShowQuery),
-            _query("cp", "list", cp.ListQuery),
-            _query("cp", "wait", cp.WaitQuery),
+            *_queries(),
             Entry("view.cp.checkpoint", "view", "data of a result", views.CheckpointView),
             Entry("view.cp.show", "view", "data of query.cp.show", views.CheckpointDetail),
             _record("spec", "cp.<endpoint>.<token>.spec", records.SpecRecord),

@@ -7,18 +7,48 @@ not fit its schema is garbled, and nobody acts on it or repairs it.
 
 import base64
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import rfc8785
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from schemas.codes import BadInput
+from schemas.limits import MAX_SAFE_INTEGER
 from schemas.model import Closed, Message
-from schemas.tokens import Count, Generation, Instant, Name
+from schemas.strict_json import JsonObject
+from schemas.tokens import Generation, Instant, Name
 
-NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+"""What a foreign record may name something with; only the record's own size bounds it."""
+
+Short = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+SafeInteger = Annotated[int, Field(ge=-MAX_SAFE_INTEGER, le=MAX_SAFE_INTEGER)]
 State = Literal["waiting", "resumed", "expired"]
 Settled = Literal["resumed", "expired"]
+
+
+class Record(Closed):
+    """What is stored under a key or as a fact: an optional field is left out, never null.
+
+    Attributes:
+        NULLABLE: Fields whose value may be null all the same.
+    """
+
+    NULLABLE: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def from_object(cls, value: JsonObject) -> Self:
+        """Check an already parsed object.
+
+        Raises:
+            BadInput: As ``Closed.from_object``, and for a null where a field should be absent: to
+                take it for absence would be to repair a garbled record.
+        """
+        for name, item in value.items():
+            if item is None and name in cls.model_fields and name not in cls.NULLABLE:
+                raise BadInput(name, "null-field", f"field {name} is left out, never null")
+        return super().from_object(value)
 
 
 class Holder(Closed):
@@ -56,12 +86,12 @@ class Obligation(Message):
     requestId: NonEmpty
     signer: Signer
     attenuations: Annotated[list[Any], Field(min_length=1)]
-    iat: Count
-    exp: Count
+    iat: SafeInteger
+    exp: SafeInteger
     sig: NonEmpty
 
 
-class SpecRecord(Message):
+class SpecRecord(Record, Message):
     """``cp.<endpoint>.<token>.spec``: written once, at the mint."""
 
     token: Name
@@ -78,7 +108,7 @@ class SpecRecord(Message):
         return self
 
 
-class StatusRecord(Closed):
+class StatusRecord(Record):
     """``cp.<endpoint>.<token>.status``: changed by compare-and-set only.
 
     Attributes:
@@ -121,7 +151,7 @@ class StatusRecord(Closed):
         return self
 
 
-class SettleFact(Message):
+class SettleFact(Record, Message):
     """The one message ever on ``epf.<endpoint>.cp.<token>``."""
 
     token: Name
@@ -139,7 +169,7 @@ class SettleFact(Message):
         return self
 
 
-class TimerBody(Message):
+class TimerBody(Record, Message):
     """Body of a timer request and of ``.armed``."""
 
     timerId: Name
@@ -147,7 +177,7 @@ class TimerBody(Message):
     deadline: Instant
 
 
-class PromptRecord(Message):
+class PromptRecord(Record, Message):
     """``prompt.<endpoint>.<token>``: what a person is asked.
 
     Attributes:
@@ -160,9 +190,9 @@ class PromptRecord(Message):
 
     title: Annotated[str, StringConstraints(min_length=1, max_length=512)]
     body: Annotated[str, StringConstraints(max_length=32_768)] | None = None
-    choices: Annotated[list[NonEmpty], Field(min_length=1, max_length=64)] | None = None
+    choices: Annotated[list[Short], Field(min_length=1, max_length=64)] | None = None
     answer_schema: dict[str, Any] | None = None
-    requested_by: NonEmpty | None = None
+    requested_by: Short | None = None
 
     @model_validator(mode="after")
     def _choices_differ(self) -> "PromptRecord":
@@ -171,7 +201,7 @@ class PromptRecord(Message):
         return self
 
 
-class AnswerRecord(Message):
+class AnswerRecord(Record, Message):
     """``answer.<endpoint>.<token>.<answer id>``: create-only.
 
     Attributes:
@@ -184,10 +214,12 @@ class AnswerRecord(Message):
         supersedes: On a foreign amendment, the answer it amends; we write none.
     """
 
+    NULLABLE = frozenset({"value"})
+
     token: Name
     answerId: Name
     value: Any = None
-    artifact: NonEmpty | None = None
+    artifact: str | None = None
     by: NonEmpty
     at: Instant
     supersedes: NonEmpty | None = None

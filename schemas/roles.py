@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from schemas.commands import BODIES
+from schemas.commands import BODIES, KEYS, QUERIES
 
 
 class Role(StrEnum):
@@ -63,6 +63,41 @@ VERB_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
 )
 """``(plane, verb)`` to the roles that may send it."""
 
+_LOOKS_AT_RUNS = frozenset({Role.MINTER, Role.HOLDER, Role.OPERATOR, Role.OBSERVER})
+_LOOKS_AT_TURNS = frozenset({Role.CONNECTOR, Role.OPERATOR, Role.OBSERVER})
+_WATCHES = frozenset({Role.OPERATOR, Role.OBSERVER})
+
+QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
+    {
+        ("cp", "show"): _LOOKS_AT_RUNS,
+        ("cp", "list"): _LOOKS_AT_RUNS,
+        ("cp", "wait"): _LOOKS_AT_RUNS,
+        ("adm", "request"): _LOOKS_AT_TURNS,
+        ("adm", "queue"): _LOOKS_AT_TURNS,
+        ("adm", "leases"): _WATCHES,
+        ("adm", "recoverable"): frozenset({Role.OPERATOR, Role.WITNESS}),
+        ("adm", "policy"): _LOOKS_AT_TURNS,
+        ("adm", "events"): _WATCHES,
+        ("adm", "payload"): frozenset({Role.CONNECTOR}),
+        ("cap", "show"): frozenset({Role.DELEGATE, Role.OPERATOR}),
+        ("sys", "status"): frozenset(Role) - {Role.WORKER},
+    }
+)
+"""``(plane, name)`` of a query to the roles that may ask it."""
+
+FACT_PLANES: Mapping[Role, frozenset[str]] = MappingProxyType(
+    {
+        Role.MINTER: frozenset({"cp"}),
+        Role.HOLDER: frozenset({"cp"}),
+        Role.CONNECTOR: frozenset({"adm"}),
+        Role.DELEGATE: frozenset(),
+        Role.OPERATOR: frozenset({"cp", "adm", "cap", "sys"}),
+        Role.WITNESS: frozenset(),
+        Role.OBSERVER: frozenset({"cp", "adm", "cap", "sys"}),
+    }
+)
+"""Whose public facts a role may listen to and read back."""
+
 WORKER_PREFIX = "_worker"
 WITNESS_PREFIX = "_witness"
 OPERATOR_PREFIX = "_op"
@@ -73,8 +108,8 @@ _PREFIXES = {
     Role.OPERATOR: OPERATOR_PREFIX,
 }
 
-if VERB_ROLES.keys() != BODIES.keys():
-    raise RuntimeError("every verb has a body and a role")  # pragma: no cover
+if not VERB_ROLES.keys() == BODIES.keys() == KEYS.keys() or QUERY_ROLES.keys() != QUERIES.keys():
+    raise RuntimeError("every verb and query has a body and a role")  # pragma: no cover
 
 
 def may_speak(principal: str, plane: str, verb: str) -> bool:

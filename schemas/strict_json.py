@@ -3,10 +3,14 @@
 Refused, naming the field where there is one: a body that is empty, too large, not UTF-8, not JSON,
 not an object or nested too deep; a duplicate key; NaN and the infinities (also written ``1e999``);
 an integer outside ±(2^53-1); a lone surrogate.
+
+The decoder's hooks do not know where in the body they are, so they only say what is wrong; a body
+that was refused is then read a second time to find the field, and that costs nobody else anything.
 """
 
 import json
-from typing import Any, NoReturn
+import re
+from typing import Any, Final, NoReturn
 
 from schemas.codes import BadInput
 from schemas.limits import MAX_BODY_BYTES, MAX_DEPTH, MAX_SAFE_INTEGER
@@ -14,6 +18,7 @@ from schemas.limits import MAX_BODY_BYTES, MAX_DEPTH, MAX_SAFE_INTEGER
 JsonObject = dict[str, Any]
 
 _MAX_INTEGER_CHARS = 17
+_MAX_PATH_CHARS = 128
 
 
 def loads(raw: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
@@ -37,47 +42,69 @@ def loads(raw: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise BadInput("body", "not-utf8", "the body is not valid UTF-8") from None
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+        raise BadInput("body", "too-deep", f"the body is nested deeper than {MAX_DEPTH} levels")
     try:
         value = _DECODER.decode(text)
-    except RecursionError:
-        raise _too_deep() from None
+    except _Wrong:
+        raise _first_wrong(text) from None
     except json.JSONDecodeError:
-        raise BadInput("body", "not-json", "the body is not valid JSON") from None
+        raise _not_json() from None
     if type(value) is not dict:
         raise BadInput("body", "not-an-object", "the body must be a JSON object")
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH or b"\\u" in raw:
-        _inspect(value, "body", 1)
+    if b"\\u" in raw:
+        _check_text(value, "")
     return value
+
+
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def _depth(raw: bytes) -> int:
+    """How deep arrays and objects are nested; counted no further than what is too deep.
+
+    Counted here and not left to the decoder's own limit, which depends on the interpreter and on
+    who calls: two replicas must refuse the same body with the same word.
+    """
+    depth = deepest = 0
+    for bracket in _BRACKET.finditer(_TEXT.sub(b"", raw)):
+        if bracket[0] in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest > MAX_DEPTH:
+                break
+        else:
+            depth -= 1
+    return deepest
+
+
+class _Wrong(Exception):
+    """Something in the body is wrong; ``_first_wrong`` finds out what and where."""
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> JsonObject:
     value = dict(pairs)
     if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise BadInput(
-                    _printable(key), "duplicate-key", f"field {_printable(key)} is repeated"
-                )
-            seen.add(key)
+        raise _Wrong
     return value
 
 
 def _integer(text: str) -> int:
     if len(text) > _MAX_INTEGER_CHARS or abs(number := int(text)) > MAX_SAFE_INTEGER:
-        raise BadInput("body", "number-too-large", "an integer is outside -(2^53-1)..2^53-1")
+        raise _Wrong
     return number
 
 
 def _float(text: str) -> float:
     number = float(text)
     if number - number != 0.0:
-        raise BadInput("body", "not-finite", "a number is too large to be finite")
+        raise _Wrong
     return number
 
 
 def _constant(_: str) -> NoReturn:
-    raise BadInput("body", "not-finite", "NaN and infinities are not JSON")
+    raise _Wrong
 
 
 _DECODER = json.JSONDecoder(
@@ -85,38 +112,97 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _inspect(value: Any, path: str, depth: int) -> None:
-    if depth > MAX_DEPTH and isinstance(value, dict | list):
-        raise _too_deep()
+class _Object(list[tuple[str, Any]]):
+    """An object's pairs as they were written, repeated keys included."""
+
+
+_Fault = tuple[str, str]
+_TOO_LARGE: Final[_Fault] = ("number-too-large", "is an integer outside -(2^53-1)..2^53-1")
+_NOT_FINITE: Final[_Fault] = ("not-finite", "is not a finite number")
+_REPEATED: Final[_Fault] = ("duplicate-key", "is repeated")
+_SURROGATE: Final[_Fault] = ("lone-surrogate", "holds a lone surrogate")
+
+
+def _or_fault(parse: Any, fault: _Fault) -> Any:
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except _Wrong:
+            return fault
+
+    return parsed
+
+
+_LENIENT = json.JSONDecoder(
+    object_pairs_hook=_Object,
+    parse_int=_or_fault(_integer, _TOO_LARGE),
+    parse_float=_or_fault(_float, _NOT_FINITE),
+    parse_constant=lambda _: _NOT_FINITE,
+)
+
+
+def _first_wrong(text: str) -> BadInput:
+    """What the hooks objected to, by the order in which the body is written."""
+    try:
+        value = _LENIENT.decode(text)
+    except json.JSONDecodeError:
+        return _not_json()
+    return _search(value, "") or _not_json()
+
+
+def _search(value: Any, path: str) -> BadInput | None:
+    if isinstance(value, tuple):
+        return _at(path, *value)
+    if isinstance(value, _Object):
+        seen: set[str] = set()
+        for key, item in value:
+            inner = _join(path, key)
+            wrong = _at(inner, *_REPEATED) if key in seen else _search(item, inner)
+            if wrong is not None:
+                return wrong
+            seen.add(key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            wrong = _search(item, f"{path}[{index}]")
+            if wrong is not None:
+                return wrong
+    return None
+
+
+def _check_text(value: Any, path: str) -> None:
     match value:
         case str():
-            _check_text(value, path)
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError:
+                raise _at(path, *_SURROGATE) from None
         case dict():
             for key, item in value.items():
-                _check_text(key, path)
-                _inspect(item, key if path == "body" else f"{path}.{key}", depth + 1)
+                inner = _join(path, key)
+                _check_text(key, inner)
+                _check_text(item, inner)
         case list():
             for index, item in enumerate(value):
-                _inspect(item, f"{path}[{index}]", depth + 1)
+                _check_text(item, f"{path}[{index}]")
 
 
-def _check_text(text: str, path: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadInput(
-            _printable(path), "lone-surrogate", f"{_printable(path)} holds a lone surrogate"
-        ) from None
+def _at(path: str, reason: str, words: str) -> BadInput:
+    field = _shown(path)
+    return BadInput(field, reason, f"{f'field {field}' if path else 'the body'} {words}")
 
 
-def _too_deep() -> BadInput:
-    return BadInput("body", "too-deep", f"the body is nested deeper than {MAX_DEPTH} levels")
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
-def _printable(name: str) -> str:
-    """A field's name fit for a message: short, and without anything a terminal would obey."""
-    safe = "".join(c if c.isprintable() else "?" for c in name[:64])
-    return safe.encode("utf-8", "replace").decode()
+def _not_json() -> BadInput:
+    return BadInput("body", "not-json", "the body is not valid JSON")
+
+
+def _shown(path: str) -> str:
+    """A field's path fit for a message: short, and without anything a terminal would obey."""
+    safe = "".join(c if c.isprintable() else "?" for c in path[:_MAX_PATH_CHARS])
+    return safe.encode("utf-8", "replace").decode() or "body"
 
 
 def dumps(value: Any) -> bytes:

@@ -7,19 +7,25 @@ outside its grammar; parsers return ``None`` for anything that a builder could n
 
 import base64
 import hashlib
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from schemas import tokens
 from schemas.codes import BadInput
 from schemas.limits import MAX_SUBJECT_BYTES
 from schemas.names import Names
 
-TIMER_KINDS = frozenset({"schedule", "armed", "fire", "cancel"})
-OWN_EPOCH = "0"
-UNKNOWN_SPEAKER = "_"
+PLANES: Final = frozenset({"cp", "adm", "cap", "sys"})
+TIMER_KINDS: Final = frozenset({"schedule", "armed", "fire", "cancel"})
+OWN_EPOCH: Final = "0"
+UNKNOWN_SPEAKER: Final = "_"
 """Stands where a command's speaker did not parse: its result goes to ``res._.invalid.<id>``."""
 
-INVALID_VERB = "invalid"
+INVALID_VERB: Final = "invalid"
+
+_RESULT_ID: Final = re.compile(r"[0-9]{1,16}(?:-[0-9]{1,20}){0,2}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,256}(?:\.[A-Za-z0-9_-]{1,256})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,30 @@ class Timer:
     token: str
     kind: str
 
+    def __post_init__(self) -> None:
+        _check("endpoint", tokens.is_endpoint(self.endpoint))
+        _check("instance", tokens.is_uid(self.instance))
+        _check("epoch", tokens.is_epoch(self.epoch))
+        _check("token", tokens.is_name(self.token))
+        _check("kind", self.kind in TIMER_KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """A parsed result subject.
+
+    Attributes:
+        speaker: Whose command it answers.
+        plane: The command's plane.
+        verb: The command's verb, or ``invalid``.
+        result_id: ``<epoch>-<seq>`` or ``<seq>``; one more number: nobody asked.
+    """
+
+    speaker: Speaker
+    plane: str
+    verb: str
+    result_id: str
+
 
 def own_instance(space: str) -> str:
     r"""The constant instance under which every replica arms the same subject.
@@ -147,10 +177,27 @@ def checkpoint_key(key: tuple[str, ...]) -> Checkpoint:
 
 def result(names: Names, speaker: Speaker | None, plane: str, verb: str, result_id: str) -> str:
     """Where the result of a stored command goes; ``speaker`` is ``None`` if it did not parse."""
+    _check("result id", _RESULT_ID.fullmatch(result_id) is not None)
     if speaker is None:
         return f"{names.prefix}.res.{UNKNOWN_SPEAKER}.{INVALID_VERB}.{result_id}"
+    _check("plane", plane in PLANES)
     shown = verb if tokens.is_verb(verb) else INVALID_VERB
     return f"{names.prefix}.res.{speaker.principal}.{speaker.uid}.{plane}.{shown}.{result_id}"
+
+
+def parse_result(names: Names, subject: str) -> Addressed | None:
+    """Read a result's subject back; ``None`` also for one whose command had no speaker."""
+    parts = _split(names, subject, "res")
+    if parts is None or len(parts) != 5:
+        return None
+    speaker, (plane, verb, result_id) = _speaker(parts), parts[2:]
+    well_formed = (
+        speaker is not None
+        and plane in PLANES
+        and tokens.is_verb(verb)
+        and _RESULT_ID.fullmatch(result_id) is not None
+    )
+    return Addressed(speaker, plane, verb, result_id) if speaker and well_formed else None
 
 
 def results_of(names: Names, speaker: Speaker) -> str:
@@ -160,7 +207,20 @@ def results_of(names: Names, speaker: Speaker) -> str:
 
 def grant(names: Names, owner: Speaker, request_id: str, generation: int) -> str:
     """Where a granted seat is announced to its owner."""
+    _check("request id", tokens.is_name(request_id))
+    _check("generation", tokens.is_epoch(str(generation)))
     return f"{names.prefix}.grant.{owner.principal}.{owner.uid}.{request_id}.{generation}"
+
+
+def parse_grant(names: Names, subject: str) -> tuple[Speaker, str, int] | None:
+    """Read owner, request id and generation of a grant's subject back."""
+    parts = _split(names, subject, "grant")
+    if parts is None or len(parts) != 4:
+        return None
+    owner, (request_id, generation) = _speaker(parts), parts[2:]
+    if owner is None or not tokens.is_name(request_id) or not tokens.is_epoch(generation):
+        return None
+    return owner, request_id, int(generation)
 
 
 def grants_of(names: Names, owner: Speaker) -> str:
@@ -170,22 +230,57 @@ def grants_of(names: Names, owner: Speaker) -> str:
 
 def checkpoint_fact(names: Names, kind: str, target: Checkpoint, generation: int) -> str:
     """Subject of a public fact about a checkpoint, create-only per generation."""
+    _check("kind", tokens.is_verb(kind))
+    _check("generation", tokens.is_epoch(str(generation)))
     return f"{names.prefix}.fact.cp.{kind}.{target.wire_endpoint}.{target.token}.{generation}"
+
+
+def parse_checkpoint_fact(names: Names, subject: str) -> tuple[str, Checkpoint, int] | None:
+    """Read kind, checkpoint and generation of a checkpoint's fact back."""
+    parts = _split(names, subject, "fact.cp")
+    if parts is None or len(parts) != 4:
+        return None
+    kind, wire, token, generation = parts
+    target = _checkpoint(wire, token)
+    if target is None or not tokens.is_verb(kind) or not tokens.is_epoch(generation):
+        return None
+    return kind, target, int(generation)
 
 
 def ledger_fact(names: Names, plane: str, kind: str, key: tuple[str, ...], fact_id: str) -> str:
     """Subject of a public fact of the ledger; ``fact_id`` is ``<epoch>-<seq>-<n>``."""
-    return ".".join((names.prefix, "fact", plane, kind, *key, fact_id))
+    tail = ".".join((plane, kind, *key, fact_id))
+    _check("key", _PLAIN.fullmatch(tail) is not None and tail.count(".") == len(key) + 2)
+    return _bounded(f"{names.prefix}.fact.{tail}")
 
 
 def query(names: Names, speaker: Speaker, plane: str, name: str) -> str:
     """Subject of a query (request and reply)."""
+    _check("plane", plane in PLANES)
+    _check("query", tokens.is_verb(name))
     return f"{names.prefix}.qry.{speaker.principal}.{speaker.uid}.{plane}.{name}"
+
+
+def parse_query(names: Names, subject: str) -> tuple[Speaker, str, str] | None:
+    """Read speaker, plane and name of a query's subject back."""
+    parts = _split(names, subject, "qry")
+    if parts is None or len(parts) != 4:
+        return None
+    speaker, (plane, name) = _speaker(parts), parts[2:]
+    if speaker is None or plane not in PLANES or not tokens.is_verb(name):
+        return None
+    return speaker, plane, name
 
 
 def heartbeat(names: Names, speaker: Speaker) -> str:
     """Subject on which an owner beats."""
     return f"{names.prefix}.hb.{speaker.principal}.{speaker.uid}"
+
+
+def parse_heartbeat(names: Names, subject: str) -> Speaker | None:
+    """Read whose beat it is."""
+    parts = _split(names, subject, "hb")
+    return _speaker(parts) if parts is not None and len(parts) == 2 else None
 
 
 def settle_fact(names: Names, target: Checkpoint) -> str:
@@ -198,14 +293,12 @@ def parse_settle_fact(names: Names, subject: str) -> Checkpoint | None:
     parts = _split(names, subject, "epf")
     if parts is None or len(parts) != 3 or parts[1] != "cp":
         return None
-    try:
-        return checkpoint_key((parts[0], parts[2]))
-    except BadInput:
-        return None
+    return _checkpoint(parts[0], parts[2])
 
 
 def timer(names: Names, owner: Timer, kind: str) -> str:
     """Subject of one kind for the timer ``owner`` names."""
+    _check("kind", kind in TIMER_KINDS)
     wire = tokens.endpoint_to_wire(owner.endpoint)
     return _bounded(
         f"{names.prefix}.ept.{wire}.{owner.instance}.{owner.epoch}.{owner.token}.{kind}"
@@ -224,16 +317,11 @@ def parse_timer(names: Names, subject: str) -> Timer | None:
     parts = _split(names, subject, "ept")
     if parts is None or len(parts) != 5:
         return None
-    wire, instance, epoch, token, kind = parts
-    endpoint = tokens.endpoint_from_wire(wire)
-    well_formed = (
-        tokens.is_endpoint(endpoint)
-        and tokens.is_uid(instance)
-        and tokens.is_epoch(epoch)
-        and tokens.is_name(token)
-        and kind in TIMER_KINDS
-    )
-    return Timer(endpoint, instance, epoch, token, kind) if well_formed else None
+    wire, *rest = parts
+    try:
+        return Timer(tokens.endpoint_from_wire(wire), *rest)
+    except BadInput:
+        return None
 
 
 def spec_key(target: Checkpoint) -> str:
@@ -253,6 +341,7 @@ def prompt_key(target: Checkpoint) -> str:
 
 def answer_key(target: Checkpoint, answer_id: str) -> str:
     """Records key of one answer to a checkpoint."""
+    _check("answer id", tokens.is_name(answer_id))
     return f"answer.{target.wire_endpoint}.{target.token}.{answer_id}"
 
 
@@ -261,10 +350,7 @@ def parse_status_key(key: str) -> Checkpoint | None:
     parts = key.split(".")
     if len(parts) != 4 or parts[0] != "cp" or parts[3] != "status":
         return None
-    try:
-        return checkpoint_key((parts[1], parts[2]))
-    except BadInput:
-        return None
+    return _checkpoint(parts[1], parts[2])
 
 
 def _split(names: Names, subject: str, family: str) -> list[str] | None:
@@ -272,6 +358,20 @@ def _split(names: Names, subject: str, family: str) -> list[str] | None:
     if not subject.startswith(head):
         return None
     return subject[len(head) :].split(".")
+
+
+def _speaker(parts: list[str]) -> Speaker | None:
+    try:
+        return Speaker(parts[0], parts[1])
+    except BadInput:
+        return None
+
+
+def _checkpoint(wire: str, token: str) -> Checkpoint | None:
+    try:
+        return checkpoint_key((wire, token))
+    except BadInput:
+        return None
 
 
 def _bounded(subject: str) -> str:
