@@ -18,6 +18,7 @@ from schemas.names import Names, kv_stream
 from schemas.records import SpecRecord, StatusRecord
 from schemas.subjects import Checkpoint
 from worker import logs
+from worker.bus.errors import StreamMissing
 from worker.bus.follow import Follower
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
@@ -38,6 +39,7 @@ log = logs.get()
 T = TypeVar("T")
 
 BATCH = 512
+MISSING_PAUSE_S = 2.0
 
 
 class Feed:
@@ -74,6 +76,8 @@ class Feed:
         self._key_prefix = f"$KV.{names.records_bucket}."
         self.caught_up = asyncio.Event()
         """Set once the index holds everything that was there at the start."""
+        self.trouble = ""
+        """Why the index is not being fed; empty while it is."""
         self.last: dict[str, int] = {}
         """Highest sequence seen of each stream followed."""
 
@@ -107,7 +111,7 @@ class Feed:
         """Follow records, then facts as well, until cancelled."""
         self._running = True
         while True:
-            following = asyncio.create_task(self._follow_all())
+            following = asyncio.create_task(self._follow_while_there())
             again = asyncio.create_task(self._again.wait())
             try:
                 await asyncio.wait({following, again}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,6 +123,17 @@ class Feed:
                 await asyncio.gather(following, again, return_exceptions=True)
             self._again.clear()
             await self._reset()
+
+    async def _follow_while_there(self) -> None:
+        """Follow; a stream that is missing is waited for, since that says nothing about records."""
+        while True:
+            try:
+                await self._follow_all()
+            except StreamMissing as error:
+                if not self.trouble:
+                    log.error("stream_missing", space=self._names.space, error=error.message)  # noqa: TRY400 - no traceback for an operator's doing
+                self.trouble = "a stream of the checkpoint plane is missing on the broker"
+                await asyncio.sleep(MISSING_PAUSE_S)
 
     async def _reset(self) -> None:
         marks = {
@@ -208,6 +223,7 @@ class Feed:
         )
         async for batch in follower.batches(BATCH):
             changes = [change for message in batch.messages for change in changes_of(message)]
+            self.trouble = ""
             if batch.messages:
                 reached = batch.messages[-1].seq
                 self.last[stream] = reached
@@ -223,7 +239,7 @@ class Feed:
         try:
             target = subjects.checkpoint_key((wire, token))
             if not message.data:
-                return [SettledSeen(target, proven=True)]
+                return [SettledSeen(target, proven=True, deleted=True)]
             if kind == "spec":
                 spec = SpecRecord.from_bytes(message.data, max_bytes=MAX_RECORD_BYTES)
                 return [SpecSeen(target, spec.holder)]

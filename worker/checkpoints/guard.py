@@ -5,7 +5,7 @@ anew or ends before that, the plane stops until every settlement of the journal 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from schemas.names import Names, kv_stream
 from worker import logs
-from worker.bus.errors import BusError
+from worker.bus.errors import BusError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.checkpoints.context import Clock
 from worker.checkpoints.journal import Journal, Seen, Settlement
@@ -38,10 +38,18 @@ class Guard:
         records: The records.
         path: The journal file.
         cause: On everything the guard writes.
+        highest: Highest sequence this worker knows of each stream, from what it wrote and read.
     """
 
     def __init__(
-        self, js: JetStream, names: Names, clock: Clock, records: Records, path: Path, cause: str
+        self,
+        js: JetStream,
+        names: Names,
+        clock: Clock,
+        records: Records,
+        path: Path,
+        cause: str,
+        highest: Callable[[], Mapping[str, int]],
     ) -> None:
         self._js = js
         self._names = names
@@ -51,7 +59,13 @@ class Guard:
         self._cause = cause
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"journal-{names.space}")
         self._journal: Journal | None = None
+        self._highest = highest
         self._pending: list[Settlement] = []
+        self._created: dict[str, str] = {}
+        self._noted: dict[str, Seen] = {}
+        self._checking = asyncio.Lock()
+        self.missing = ""
+        """A stream that was gone when it was last looked at; the plane is not ready then."""
         self.regressed: tuple[str, ...] = ()
         """Streams that have gone back and are not mended yet; the plane must not act."""
 
@@ -84,6 +98,16 @@ class Guard:
         Raises:
             BusError: If the broker cannot be asked; nothing is remembered then.
         """
+        async with self._checking:
+            try:
+                await self._check(settler, on_regression)
+            except StreamMissing:
+                self.missing = "a stream of the checkpoint plane is missing on the broker"
+                raise
+            self.missing = ""
+
+    async def _check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
+        await self.flush()
         now = {stream: await self._look(stream) for stream in self._streams()}
         back: list[str] = []
         for stream, seen in now.items():
@@ -96,6 +120,8 @@ class Guard:
             await on_regression()
             await self._reapply(settler)
             now = {stream: await self._look(stream) for stream in self._streams()}
+        self._created = {stream: seen.created for stream, seen in now.items()}
+        self._noted = now
         await self._run(self._it.note, [], now, int(self._clock.lower_ms()))
         if back:
             self.regressed = ()
@@ -104,17 +130,23 @@ class Guard:
     async def flush(self) -> None:
         """Write what is pending."""
         pending, self._pending = self._pending, []
-        if pending:
-            await self._run(self._it.note, pending, {}, int(self._clock.lower_ms()))
+        seen = {
+            stream: Seen(self._created[stream], last)
+            for stream, last in self._highest().items()
+            if stream in self._created and last > self._noted[stream].last
+        }
+        if pending or seen:
+            await self._run(self._it.note, pending, seen, int(self._clock.lower_ms()))
+            self._noted.update(seen)
 
     async def run(self, ready: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:
-        """Flush twice a second and look at the streams every half minute, until cancelled."""
+        """Flush twice a second and look at the streams every ten seconds, until cancelled."""
         rounds = 0
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
             await self.flush()
             rounds += 1
-            if rounds % 60 == 0 and ready():
+            if rounds % 20 == 0 and ready():
                 try:
                     await check()
                 except BusError as error:

@@ -44,10 +44,12 @@ class SettledSeen:
     Attributes:
         target: Which checkpoint.
         proven: Whether its settle fact need not be looked for.
+        deleted: Whether a record was deleted, which closes the token.
     """
 
     target: Checkpoint
     proven: bool
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Pending:
     revision: int
     spec_revision: int
     timer_known: bool
+    seen_at_ms: int
 
     @property
     def position(self) -> tuple[int, str, str]:
@@ -156,7 +159,7 @@ class Index:
             arguments.extend(wanted.after)
         rows = self._db.execute(
             "SELECT endpoint, token, holder_id, holder_uid, generation, deadline, revision,"  # noqa: S608 - only fixed fragments
-            f" spec_revision, timer_known FROM pending WHERE {' AND '.join(where)}"
+            f" spec_revision, timer_known, seen_at_ms FROM pending WHERE {' AND '.join(where)}"
             " ORDER BY deadline, endpoint, token LIMIT ?",
             (*arguments, limit),
         ).fetchall()
@@ -263,7 +266,7 @@ class Index:
 
 
 def _pending(row: tuple[object, ...]) -> Pending:
-    endpoint, token, holder_id, holder_uid, generation, deadline, revision, spec, timer = row
+    endpoint, token, holder_id, holder_uid, generation, deadline, revision, spec, timer, seen = row
     holder = (
         Holder(id=str(holder_id), lifecycleUid=str(holder_uid)) if holder_id is not None else None
     )
@@ -275,6 +278,7 @@ def _pending(row: tuple[object, ...]) -> Pending:
         _int(revision),
         _int(spec),
         bool(timer),
+        _int(seen),
     )
 
 

@@ -98,6 +98,7 @@ class CheckpointPlane:
             self._records,
             self._directory / "settled.db",
             self._cause,
+            self._highest,
         )
         self._feed = Feed(
             js,
@@ -168,6 +169,7 @@ class CheckpointPlane:
             reasons.append("the broker's clock is not known to within a second")
         if self._guard.regressed:
             reasons.append(f"streams have gone back in time: {', '.join(self._guard.regressed)}")
+        reasons += [trouble for trouble in (self._guard.missing, self._feed.trouble) if trouble]
         reasons += [
             f"{stream}: {puller.problem.message}"
             for stream, puller in self._pullers.items()
@@ -231,6 +233,12 @@ class CheckpointPlane:
         await self._guard.close()
         await self._feed.close()
 
+    def _highest(self) -> Mapping[str, int]:
+        written = {
+            publisher.stream: publisher.highest for publisher in (self._kv, self._epf, self._ept)
+        }
+        return {stream: max(seq, self._feed.last.get(stream, 0)) for stream, seq in written.items()}
+
     def _may_act(self) -> bool:
         return self._clock.ready and not self._guard.regressed and self._conn.connected
 
@@ -272,6 +280,8 @@ class CheckpointPlane:
                 )
             case SettledSeen(target=target):
                 self._records.forget_waiting(target, 0)
+                if change.deleted:
+                    self._records.forget_spec(target)
                 if self._wheel is not None:
                     self._wheel.discard(target, MAX_SAFE_INTEGER)
                 self._waiters.tell(target)
@@ -338,6 +348,8 @@ class CheckpointPlane:
 
     async def _reconnected(self, client: WireClient) -> None:
         """After a reconnect nothing remembered is trusted until the streams were looked at."""
+        if self._stopping.is_set():
+            return
         self._records.forget()
         self._writer.forget()
         if self._wheel is not None:

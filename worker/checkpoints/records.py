@@ -173,6 +173,10 @@ class Records:
         if known is not None and known.revision != revision:
             del self._waiting[target]
 
+    def forget_spec(self, target: Checkpoint) -> None:
+        """Forget a spec, because a record of its token was deleted."""
+        self._specs.pop(target, None)
+
     def forget(self) -> None:
         """Forget what was remembered, because the broker's store may have been replaced."""
         self._specs.clear()

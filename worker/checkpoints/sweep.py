@@ -127,8 +127,18 @@ class Sweep:
         async for rows in self._pages(now_ms + 2 * self._interval_ms):
             for row in rows:
                 self.offer(row)
-            unsure = [row for row in rows if not row.timer_known and row.deadline_ms > now_ms]
+            unsure = [row for row in rows if self._unsure(row, now_ms)]
             await self._each(unsure, self._check_timer)
+
+    def _unsure(self, row: Pending, now_ms: int) -> bool:
+        """Whether nobody here knows that the timer stands, and it is not just being armed."""
+        own = self._wheel is not None and self._wheel.owns(row.target, row.generation)
+        return not (
+            own
+            or row.timer_known
+            or row.deadline_ms <= now_ms
+            or row.seen_at_ms > now_ms - GRACE_MS
+        )
 
     async def _pages(self, before_ms: int) -> AsyncIterator[list[Pending]]:
         wanted = Filter(before_ms=before_ms)

@@ -105,6 +105,11 @@ class Wheel:
             self._changed.set()
         return True
 
+    def owns(self, target: Checkpoint, generation: int) -> bool:
+        """Whether this worker armed that generation itself and still knows it."""
+        known = self._latest.get(target)
+        return known is not None and known.own and known.generation == generation
+
     def clear(self) -> None:
         """Forget everything; the index offers it again."""
         self._latest.clear()
