@@ -124,6 +124,15 @@ class Settings(BaseSettings):
     res_max_age_ms: Annotated[int, Field(ge=60_000, le=2_592_000_000)] = Field(
         3_600_000, description="How long a result can be read back, ms; used by setup."
     )
+    snapshot_commands: Annotated[int, Field(ge=100, le=100_000_000)] = Field(
+        100_000, description="Commands folded between two snapshots of the ledger."
+    )
+    snapshot_interval_ms: Annotated[int, Field(ge=1_000, le=604_800_000)] = Field(
+        3_600_000, description="Longest time between two snapshots while anything is folded, ms."
+    )
+    log_keep_ms: Annotated[int, Field(ge=0, le=315_360_000_000)] = Field(
+        0, description="How long commands stay in the log below a snapshot, ms; 0 keeps them all."
+    )
     permit_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(
         2_000, description="How long an authorization may be acted on, ms; used by setup."
     )

@@ -81,3 +81,59 @@ class FoldFailed(LedgerError):
     def __init__(self, seq: int) -> None:
         self.seq = seq
         super().__init__(f"folding stopped at sequence {seq}")
+
+
+class Diverged(LedgerError):
+    """Another replica derived something else from the same log; one of the two is wrong.
+
+    Attributes:
+        seq: The command at which they differ.
+    """
+
+    code = Code.INTERNAL
+    reason = "diverged"
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        super().__init__(
+            f"another replica answered the command at {seq} differently; this one stops. "
+            "Compare both with a replay: tidegate ledger verify"
+        )
+
+
+class Regressed(LedgerError):
+    """The log is not the one that was folded: it was replaced by an older copy of itself.
+
+    Attributes:
+        watermark: Sequence that was folded.
+        why: What does not fit.
+    """
+
+    reason = "log-regressed"
+
+    def __init__(self, watermark: int, why: str) -> None:
+        self.watermark = watermark
+        self.why = why
+        super().__init__(
+            f"the log is not the one that was folded up to {watermark}: {why}. "
+            "Nothing is folded and nothing is authorised until the ledger is rebased"
+        )
+
+
+class BehindLog(LedgerError):
+    """The log was trimmed beyond the watermark, and no snapshot reaches into it.
+
+    Attributes:
+        watermark: Sequence that was folded.
+        first_seq: First sequence that the log still has.
+    """
+
+    reason = "behind-the-log"
+
+    def __init__(self, watermark: int, first_seq: int) -> None:
+        self.watermark = watermark
+        self.first_seq = first_seq
+        super().__init__(
+            f"the log begins at {first_seq}, this ledger ends at {watermark}, "
+            "and there is no snapshot between them that verifies"
+        )

@@ -13,6 +13,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
 from schemas import headers, roles, strict_json, subjects, tokens
@@ -35,12 +37,15 @@ KNOWN_RULESETS: Final = frozenset({FIRST_RULESET})
 DERIVED_PREFIX: Final = "derived-"
 """Begins the id of a command that brought none; a client may only ask again with such an id."""
 
+NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 T = TypeVar("T")
 
 _LOAD = "SELECT epoch, watermark, now_ms, chain, ruleset, ordinal FROM fold"
 _SAVE = "UPDATE fold SET epoch = ?, watermark = ?, now_ms = ?, chain = ?, ruleset = ?, ordinal = ?"
 _PUT_OUT = "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?)"
 _DROP = "DELETE FROM outbox WHERE id = ?"
+_UNSAID = "SELECT id, seq, at_ms, kind, expect, subject, body FROM outbox ORDER BY id"
+_NOTE = "INSERT INTO local VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _STORAGE_ERRORS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
@@ -116,6 +121,10 @@ class Batch:
 class Fold:
     """The fold of one space over one connection; used in the connection's thread only.
 
+    Attributes:
+        state: Where it stands.
+        rulesets: Rulesets this worker can fold under.
+
     Args:
         db: As ``store.open_ledger`` returns it.
         names: The space.
@@ -134,6 +143,7 @@ class Fold:
         self._db = db
         self._names = names
         self._planes = {plane.name: plane for plane in planes}
+        self.rulesets = rulesets
         self._system = system.System(planes, rulesets)
         self._memory = memory.Memory(db)
         self._marks = LogMarks(db)
@@ -153,7 +163,12 @@ class Fold:
         return min((instant for instant in instants if instant is not None), default=None)
 
     def apply_batch(
-        self, messages: Sequence[LogMessage], *, say_from_ms: int = 0, said: Sequence[int] = ()
+        self,
+        messages: Sequence[LogMessage],
+        *,
+        say_from_ms: int = 0,
+        said: Sequence[int] = (),
+        notes: Mapping[str, str] = NO_NOTES,
     ) -> Batch:
         """Fold messages in one transaction and commit it.
 
@@ -162,6 +177,7 @@ class Fold:
             say_from_ms: Commands with an older timestamp say nothing: their outbox rows are not
                 written, since what they would say has left the results' stream long ago.
             said: Ids of outbox rows of earlier batches that are dropped in the same transaction.
+            notes: What this replica notes for itself, in the same transaction.
 
         Returns:
             What was done, committed and on disk.
@@ -175,6 +191,7 @@ class Fold:
         with self._transaction():
             if said:
                 self._db.executemany(_DROP, [(number,) for number in said])
+            self._note(notes)
             for message in messages:
                 self._seq = message.seq
                 self._outbox.muted = message.time_ms < say_from_ms
@@ -199,6 +216,32 @@ class Fold:
         with self._transaction():
             self._db.executemany(_DROP, [(number,) for number in ids])
             self._commit()
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Note something for this replica alone, in a transaction of its own."""
+        with self._transaction():
+            self._note(notes)
+            self._commit()
+
+    def copy_into(self, path: Path) -> None:
+        """Write a compact copy of the file to a new one.
+
+        Raises:
+            StorageFull: There is no room for it; nothing was changed.
+        """
+        try:
+            self._db.execute("VACUUM INTO ?", (str(path),))
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_ERRORS:
+                raise StorageFull("there is no room for a copy of the ledger") from error
+            raise
+
+    def unsaid(self) -> list[OutRow]:
+        """The outbox rows in the file, in order."""
+        return [
+            OutRow(number, seq, at_ms, Kind(kind), expect, subject, body)
+            for number, seq, at_ms, kind, expect, subject, body in self._db.execute(_UNSAID)
+        ]
 
     def reload(self) -> None:
         """Read the state again from the file, as after a rollback or a rebase."""
@@ -232,6 +275,10 @@ class Fold:
             if db.in_transaction:
                 db.rollback()
                 self.reload()
+
+    def _note(self, notes: Mapping[str, str]) -> None:
+        for item in notes.items():
+            self._db.execute(_NOTE, item)
 
     def _write(self) -> None:
         self._memory.flush()

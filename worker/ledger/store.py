@@ -4,6 +4,7 @@ One process holds one file; a second opener is refused. Nothing here repairs any
 is newer, foreign or damaged is refused, naming the difference (DESIGN section 5).
 """
 
+import os
 import sqlite3
 from collections.abc import Sequence
 from importlib import resources
@@ -118,6 +119,37 @@ def open_ledger(
         db.close()
         raise
     return db
+
+
+def sqlite_version() -> str:
+    """Version of the SQLite library in this process."""
+    return sqlite3.sqlite_version
+
+
+def local(db: sqlite3.Connection, name: str) -> str:
+    """What this replica noted for itself under a name; empty if nothing."""
+    row = db.execute("SELECT value FROM local WHERE name = ?", (name,)).fetchone()
+    return "" if row is None else str(row[0])
+
+
+def put_in_place(source: Path, path: Path) -> None:
+    """Move a closed, complete file to where a ledger lies, replacing the one that was there.
+
+    After a crash there is the old ledger or the new one. The old one must be closed.
+    """
+    with source.open("rb+") as file:
+        os.fsync(file.fileno())
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    source.chmod(0o600)
+    # What an unclean end left of the old file's log must not be read into the new one.
+    for leftover in ("-wal", "-shm"):
+        path.with_name(path.name + leftover).unlink(missing_ok=True)
+    source.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _settle(db: sqlite3.Connection, path: Path, busy_ms: int) -> None:

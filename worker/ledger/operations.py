@@ -1,0 +1,193 @@
+"""What an operator may ask of a running ledger: digests, snapshots, trimming, pruning, epochs."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from schemas import headers, roles, subjects
+from schemas.codes import Code
+from schemas.commands.sys import Prune, Ruleset
+from schemas.model import Body, Query
+from schemas.names import Names
+from schemas.results import Accepted, Refusal, Verdict
+from schemas.strict_json import JsonObject
+from schemas.subjects import Speaker
+from schemas.tokens import Instant
+from worker import identity
+from worker.bus.jetstream import JetStream
+from worker.ledger import digest
+from worker.ledger.control import Control
+from worker.ledger.errors import Regressed
+from worker.ledger.keeper import Keeper
+from worker.ledger.questions import Questions
+from worker.ledger.runner import Runner
+from worker.ledger.snapshots import Snapshot, Snapshots
+from worker.queries import QueryHandler
+
+FOLD_MS: Final = 5_000
+
+
+class DigestQuery(Query):
+    """Body of ``sys.digest``.
+
+    Attributes:
+        after: Result id that the digest must already include.
+    """
+
+    after: str | None = None
+
+
+class PruneQuery(Query):
+    """Body of ``sys.prune``.
+
+    Attributes:
+        before_at_ms: Rows settled before this instant go.
+    """
+
+    before_at_ms: Instant
+
+
+class RulesetQuery(Query):
+    """Body of ``sys.ruleset``.
+
+    Attributes:
+        version: The ruleset to activate.
+    """
+
+    version: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Operations:
+    """Answers what operators ask of one space's ledger.
+
+    Args:
+        js: The workers' account.
+        names: The space.
+        worker: Who speaks in the log for an operator.
+        runner: The fold.
+        keeper: Takes snapshots and trims.
+        snapshots: The space's snapshots.
+        control: The other replicas.
+        questions: Waits for results.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        worker: Speaker,
+        runner: Runner,
+        keeper: Keeper,
+        snapshots: Snapshots,
+        control: Control,
+        questions: Questions,
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._worker = worker
+        self._runner = runner
+        self._keeper = keeper
+        self._snapshots = snapshots
+        self._control = control
+        self._questions = questions
+
+    def handlers(self) -> Mapping[tuple[str, str], QueryHandler]:
+        """The queries by (plane, name); those that change something are for operators only."""
+        return {
+            ("sys", "digest"): self._digest,
+            ("sys", "snapshots"): self._list,
+            ("sys", "snapshot"): _for_operators(self._snapshot),
+            ("sys", "trim"): _for_operators(self._trim),
+            ("sys", "prune"): _for_operators(self._prune),
+            ("sys", "ruleset"): _for_operators(self._ruleset),
+            ("sys", "rebase"): _for_operators(self._rebase),
+        }
+
+    async def _digest(self, _: Speaker, raw: bytes) -> Verdict:
+        query = DigestQuery.from_bytes(raw)
+        late = await self._questions.wait_for(query.after)
+        if late is not None:
+            return late
+        database = self._runner.database
+        found = await database.read(lambda db, _: digest.compute(db, database.planes))
+        return Accepted("digest", found.to_object())
+
+    async def _list(self, _: Speaker, raw: bytes) -> Verdict:
+        Query.from_bytes(raw)
+        found = await self._snapshots.list()
+        return Accepted("snapshots", {"snapshots": [_shown(snapshot) for snapshot in found]})
+
+    async def _snapshot(self, raw: bytes) -> Verdict:
+        Query.from_bytes(raw)
+        return Accepted("stored", _shown(await self._keeper.take()))
+
+    async def _trim(self, raw: bytes) -> Verdict:
+        Query.from_bytes(raw)
+        trimmed = await self._keeper.trim()
+        return Accepted(
+            "trimmed",
+            {
+                "removed": trimmed.removed,
+                "first_seq": trimmed.first_seq,
+                "snapshot": _shown(trimmed.snapshot),
+            },
+        )
+
+    async def _prune(self, raw: bytes) -> Verdict:
+        query = PruneQuery.from_bytes(raw)
+        return await self._command(Prune(v=1, before_at_ms=query.before_at_ms))
+
+    async def _ruleset(self, raw: bytes) -> Verdict:
+        query = RulesetQuery.from_bytes(raw)
+        return await self._command(Ruleset(v=1, version=query.version))
+
+    async def _command(self, body: Body) -> Verdict:
+        """Put a command of the worker's into the log and wait until it is folded."""
+        subject = subjects.command(self._names, self._worker, body.PLANE, body.VERB)
+        command_id = identity.new_uid()
+        epoch = self._runner.position.epoch
+        ack = await self._js.publish(
+            subject, body.to_bytes(), headers={headers.COMMAND: command_id}
+        )
+        folded = await self._runner.wait_for(epoch, ack.seq, FOLD_MS)
+        data: JsonObject = {"id": f"{epoch}-{ack.seq}", "command_id": command_id}
+        return Accepted("folded" if folded else "published", data)
+
+    async def _rebase(self, raw: bytes) -> Verdict:
+        Query.from_bytes(raw)
+        standings = await self._control.standings()
+        halted = [one for one in standings if one.halted == Regressed.reason]
+        if not halted:
+            return Refusal(
+                Code.FAILED_PRECONDITION, "not-regressed", "no replica says that the log regressed"
+            )
+        first = max(halted, key=lambda one: (one.epoch, one.watermark, one.replica))
+        await self._control.ask_to_rebase(first.replica)
+        return Accepted(
+            "asked",
+            {"replica": first.replica, "epoch": first.epoch + 1, "base": first.watermark},
+        )
+
+
+def _for_operators(handler: Callable[[bytes], Awaitable[Verdict]]) -> QueryHandler:
+    async def answer(speaker: Speaker, raw: bytes) -> Verdict:
+        if not speaker.principal.startswith(roles.OPERATOR_PREFIX):
+            return Refusal(
+                Code.PERMISSION_DENIED,
+                "wrong-role",
+                f"only principals {roles.OPERATOR_PREFIX}… may ask for this",
+            )
+        return await handler(raw)
+
+    return answer
+
+
+def _shown(snapshot: Snapshot) -> JsonObject:
+    return {
+        "name": snapshot.name,
+        "epoch": snapshot.epoch,
+        "watermark": snapshot.watermark,
+        "digest": snapshot.digest,
+        "bytes": snapshot.info.size,
+    }

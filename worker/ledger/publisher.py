@@ -1,0 +1,322 @@
+"""Says what the fold has committed: results, grants and facts, each created exactly once.
+
+Rows leave in order, in atomic batches, a few of them in flight at once. A create that is lost is
+read back: the same bytes mean that another replica (or this one, before a crash) was first; other
+bytes mean that two replicas no longer agree, and this one stops (DESIGN section 5).
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import structlog
+
+from schemas.names import Names
+from worker.bus.errors import (
+    BusError,
+    CasLost,
+    Denied,
+    Rejected,
+    TooLarge,
+    Unavailable,
+)
+from worker.bus.jetstream import JetStream
+from worker.bus.messages import Outgoing
+from worker.bus.window import GroupPublisher
+from worker.ledger import keyed
+from worker.ledger.errors import Diverged
+from worker.ledger.lease import Lease, Progress
+from worker.ledger.tx import Kind, OutRow
+
+BATCH: Final = 500
+IN_FLIGHT: Final = 3
+MAX_BACKLOG: Final = 20_000
+"""Rows that wait to be said; above it the fold waits too."""
+
+_RETRY_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
+_log = structlog.get_logger("tidegate.ledger")
+
+
+class Publisher:
+    """Publishes outbox rows of one space.
+
+    Attributes:
+        said: Ids of rows that need not be kept any more; the runner takes and drops them.
+        published: Rows stored by this replica.
+        trouble: Why nothing can be stored now; empty if all is well.
+
+    Args:
+        js: Where.
+        names: The space.
+        space_key: Reads the space's key; asked only if a keyed fact is to leave.
+        oldest_ms: Gives the instant before which nobody can hear a row any more, ms.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        *,
+        space_key: Callable[[], Awaitable[bytes]],
+        oldest_ms: Callable[[], int],
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._space_key = space_key
+        self._oldest_ms = oldest_ms
+        self._single = GroupPublisher(js, names.res_stream, atomic=True)
+        self._deletes = GroupPublisher(js, names.payloads_bucket, atomic=False)
+        self._waiting: deque[OutRow] = deque()
+        self._leaving: deque[tuple[Sequence[OutRow], asyncio.Task[None]]] = deque()
+        self._deleting: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._folded = 0
+        self.said: list[int] = []
+        self._epoch = 1
+        self._last_result: OutRow | None = None
+        self.published = 0
+        self.trouble = ""
+
+    def progress(self) -> Progress:
+        """How far everything is stored."""
+        if self._leaving:
+            through = self._leaving[0][0][0].seq - 1
+        elif self._waiting:
+            through = self._waiting[0].seq - 1
+        else:
+            through = self._folded
+        last = self._last_result
+        if last is None:
+            return Progress(self._epoch, through, 0, "")
+        return Progress(self._epoch, through, last.seq, chain_of(last.body))
+
+    @property
+    def backlog(self) -> int:
+        """Rows that are not known to be stored."""
+        return len(self._waiting) + sum(len(rows) for rows, _ in self._leaving)
+
+    def restart(self, epoch: int, watermark: int, rows: Sequence[OutRow]) -> None:
+        """Begin with what a file still owes, as after an open or a rebase."""
+        for _, task in self._leaving:
+            task.cancel()
+        self._leaving.clear()
+        self._waiting.clear()
+        self._epoch = epoch
+        self._last_result = None
+        self.offer(rows, watermark)
+
+    def offer(self, rows: Sequence[OutRow], watermark: int) -> None:
+        """Hand in what a committed batch says; ``watermark`` is the sequence it reached."""
+        for row in rows:
+            if row.kind is Kind.DELETE:
+                task = asyncio.create_task(self._delete(row), name="delete-payload")
+                self._deleting.add(task)
+                task.add_done_callback(self._deleting.discard)
+            else:
+                self._waiting.append(row)
+                self._empty.clear()
+        self._folded = watermark
+        self._wake.set()
+        if self.backlog >= MAX_BACKLOG:
+            self._room.clear()
+
+    async def wait_for_room(self) -> None:
+        """Wait until the backlog is small enough to fold on."""
+        await self._room.wait()
+
+    async def run(self, lease: Lease) -> None:
+        """Publish while the lease is held, follow its holder otherwise; until cancelled.
+
+        Raises:
+            Diverged: Another replica derived something else from the same log.
+        """
+        watching = asyncio.create_task(self._watch(lease), name="lease-changes")
+        try:
+            while True:
+                self._wake.clear()
+                if lease.held:
+                    self._dispatch()
+                else:
+                    self._follow(lease)
+                self._settle()
+                front = {self._leaving[0][1]} if self._leaving else set()
+                waker = asyncio.create_task(self._wake.wait(), name="publisher-wake")
+                await asyncio.wait({*front, waker}, return_when=asyncio.FIRST_COMPLETED)
+                waker.cancel()
+        finally:
+            watching.cancel()
+            for _, task in self._leaving:
+                task.cancel()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until everything handed in is stored; whether that happened in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _watch(self, lease: Lease) -> None:
+        while True:
+            await lease.changed.wait()
+            lease.changed.clear()
+            self._wake.set()
+
+    def _dispatch(self) -> None:
+        self._drop_old()
+        while self._waiting and len(self._leaving) < IN_FLIGHT:
+            rows = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            task = asyncio.create_task(self._store(rows), name="publish-results")
+            self._leaving.append((rows, task))
+
+    def _drop_old(self) -> None:
+        oldest_ms = self._oldest_ms()
+        while self._waiting and self._waiting[0].at_ms < oldest_ms:
+            self._done((self._waiting.popleft(),))
+
+    def _settle(self) -> None:
+        """Take finished batches from the front, so that progress never skips one."""
+        while self._leaving and self._leaving[0][1].done():
+            rows, task = self._leaving.popleft()
+            task.result()
+            self.published += len(rows)
+            self._done(rows)
+        backlog = self.backlog
+        if backlog < MAX_BACKLOG:
+            self._room.set()
+        if backlog == 0:
+            self._empty.set()
+
+    def _done(self, rows: Sequence[OutRow]) -> None:
+        self.said.extend(row.id for row in rows)
+        for row in reversed(rows):
+            # A command's result is the last thing it says.
+            if row.kind is Kind.RESULT:
+                self._last_result = row
+                break
+
+    def _follow(self, lease: Lease) -> None:
+        told = lease.told
+        if told is None or told.epoch != self._epoch:
+            return
+        dropped: list[OutRow] = []
+        while self._waiting and self._waiting[0].seq <= told.through:
+            row = self._waiting.popleft()
+            dropped.append(row)
+            is_theirs = row.seq == told.chain_seq and row.kind is Kind.RESULT
+            if is_theirs and chain_of(row.body) != told.chain:
+                raise Diverged(row.seq)
+        self._done(dropped)
+
+    async def _store(self, rows: Sequence[OutRow]) -> None:
+        """Store rows, however long it takes.
+
+        Raises:
+            Diverged: One of them is stored with other bytes.
+        """
+        attempt = 0
+        while True:
+            messages: list[Outgoing] = []
+            try:
+                messages = [await self._outgoing(row) for row in rows]
+                await self._js.publish_batch(messages)
+            except (Unavailable, Denied) as error:
+                attempt = await self._pause(error, attempt)
+            except BusError as error:
+                if len(messages) != len(rows):
+                    attempt = await self._pause(error, attempt)
+                    continue
+                # One of them was refused, so none is stored: each gets its own verdict.
+                await self._store_each(messages, rows)
+                break
+            else:
+                break
+        self.trouble = ""
+
+    async def _store_each(self, messages: Sequence[Outgoing], rows: Sequence[OutRow]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for message, row in zip(messages, rows, strict=True):
+                    group.create_task(self._store_one(message, row))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+
+    async def _store_one(self, message: Outgoing, row: OutRow) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._single.publish(
+                    message.subject,
+                    message.data,
+                    headers=message.headers,
+                    expect_last_subject_seq=0,
+                )
+            except CasLost:
+                if await self._was_first(message, row):
+                    return
+                attempt = await self._pause(CasLost(subject=message.subject), attempt)
+            except (TooLarge, Rejected) as error:
+                _log.error("result_not_publishable", subject=message.subject, error=error.message)
+                return
+            except BusError as error:
+                attempt = await self._pause(error, attempt)
+            else:
+                return
+
+    async def _was_first(self, message: Outgoing, row: OutRow) -> bool:
+        """Whether what is stored is what we would say; ``False`` if nothing is stored by now."""
+        try:
+            found = await self._js.last_message(self._names.res_stream, message.subject)
+        except BusError:
+            return False
+        if found is None:
+            return False
+        if found.data != message.data:
+            _log.error("result_differs", subject=message.subject, seq=row.seq)
+            raise Diverged(row.seq)
+        return True
+
+    async def _delete(self, row: OutRow) -> None:
+        """Delete one revision of a payload; one that is gone or newer is left alone."""
+        attempt = 0
+        while True:
+            try:
+                await self._deletes.publish(
+                    row.subject,
+                    row.body,
+                    headers=row.headers,
+                    expect_last_subject_seq=row.expect,
+                )
+            except CasLost:
+                break
+            except BusError as error:
+                attempt = await self._pause(error, attempt)
+            else:
+                break
+        self.said.append(row.id)
+        self._wake.set()
+
+    async def _outgoing(self, row: OutRow) -> Outgoing:
+        body = row.body
+        if row.kind is Kind.KEYED:
+            body = keyed.leave(await self._space_key(), body)
+        return Outgoing(row.subject, body, None, 0)
+
+    async def _pause(self, error: BusError, attempt: int) -> int:
+        self.trouble = error.message
+        if attempt == 0:
+            _log.warning("results_not_published", reason=error.reason, error=error.message)
+        await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+        return attempt + 1
+
+
+def chain_of(body: bytes) -> str:
+    """The chain value of a result as published."""
+    return str(json.loads(body)["chain"])

@@ -1,0 +1,112 @@
+"""Queries of the ledger's planes: answered from the file, between two batches, without writing."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from schemas import strict_json
+from schemas.codes import BadInput, Code
+from schemas.results import Refusal, Verdict
+from schemas.subjects import Speaker
+from worker.ledger.plane import Plane, Query, View
+from worker.ledger.runner import Runner
+from worker.ledger.space_key import SpaceKey
+from worker.ledger.watch import LogWatch
+from worker.queries import QueryHandler
+
+AFTER_MS: Final = 5_000
+"""How long a query waits for the result that its answer must include."""
+
+_RESULT_ID = re.compile(r"([1-9][0-9]{0,15})-([1-9][0-9]{0,15})")
+
+
+class Questions:
+    """Answers queries of one space's ledger.
+
+    Args:
+        runner: The fold.
+        watch: The broker's time.
+        planes: Planes whose queries are answered.
+        key: The space's key.
+    """
+
+    def __init__(
+        self, runner: Runner, watch: LogWatch, planes: Sequence[Plane], key: SpaceKey
+    ) -> None:
+        self._runner = runner
+        self._watch = watch
+        self._planes = planes
+        self._key = key
+
+    def handlers(self) -> Mapping[tuple[str, str], QueryHandler]:
+        """The planes' queries by (plane, name)."""
+        return {
+            (plane.name, name): self._handler(query)
+            for plane in self._planes
+            for name, query in plane.queries.items()
+        }
+
+    async def wait_for(self, after: str | None) -> Refusal | None:
+        """Wait until the fold has reached a result.
+
+        Args:
+            after: A result id, ``<epoch>-<seq>``; ``None`` waits for nothing.
+
+        Returns:
+            ``None`` if it has, else why not.
+
+        Raises:
+            BadInput: It is not a result id.
+        """
+        if after is None:
+            return None
+        found = _RESULT_ID.fullmatch(after)
+        if found is None:
+            raise BadInput(
+                "after", "bad-result-id", "field after must be a result id, <epoch>-<seq>"
+            )
+        if await self._runner.wait_for(int(found[1]), int(found[2]), AFTER_MS):
+            return None
+        return Refusal(
+            Code.UNAVAILABLE,
+            "not-reached",
+            f"the fold has not reached {after} within {AFTER_MS // 1000} s",
+        )
+
+    async def ask(self, query: Query, speaker: Speaker, raw: bytes) -> Verdict:
+        """Answer one query.
+
+        Raises:
+            BadInput: The body is not what the query takes.
+        """
+        after = strict_json.loads(raw).get("after")
+        if after is not None and not isinstance(after, str):
+            raise BadInput("after", "wrong-type", "field after must be text")
+        late = await self.wait_for(after)
+        if late is not None:
+            return late
+        trouble = self._runner.trouble
+        if trouble is not None:
+            return Refusal(Code.UNAVAILABLE, trouble.reason, trouble.message)
+        database, now_ms, key = self._runner.database, self._watch.now_ms(), self._key.known
+        return await database.read(
+            lambda db, state: query(
+                View(
+                    db,
+                    database.names,
+                    max(now_ms, state.now_ms),
+                    state.epoch,
+                    state.watermark,
+                    state.ruleset,
+                    speaker,
+                    key,
+                ),
+                raw,
+            )
+        )
+
+    def _handler(self, query: Query) -> QueryHandler:
+        async def answer(speaker: Speaker, raw: bytes) -> Verdict:
+            return await self.ask(query, speaker, raw)
+
+        return answer

@@ -1,0 +1,268 @@
+"""Brings a ledger back to its log: from a snapshot, or into a new epoch after a regression.
+
+Nothing is folded meanwhile. A new epoch begins with a command in the log itself, so that every
+replica finds the same one, loads the same snapshot and folds the same messages after it
+(DESIGN section 5, Log regression).
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from schemas import headers, strict_json, subjects
+from schemas.codes import BadInput
+from schemas.commands.sys import Rebase
+from schemas.names import Names
+from schemas.subjects import Speaker
+from worker.bus.errors import BusError, CasLost, GapError
+from worker.bus.jetstream import JetStream
+from worker.bus.messages import StoredMessage, StreamInfo
+from worker.bus.reader import LogReader
+from worker.ledger import regression, store
+from worker.ledger.database import Database
+from worker.ledger.errors import BehindLog, LedgerError, Regressed
+from worker.ledger.marks import Remembered, forget_after
+from worker.ledger.presence import PEERS
+from worker.ledger.regression import MetRebase
+from worker.ledger.runner import Runner
+from worker.ledger.snapshots import Snapshot, SnapshotDamaged, Snapshots
+from worker.ledger.watch import LogWatch
+
+AGAIN_S: Final = 2.0
+_SET = "UPDATE fold SET epoch = ?, watermark = ?"
+_NOTE = "INSERT INTO local VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_log = structlog.get_logger("tidegate.ledger")
+
+
+class Recovery:
+    """Recovers one space's ledger.
+
+    Attributes:
+        asked: Set when an operator asked this replica to begin a new epoch.
+
+    Args:
+        js: The workers' account.
+        names: The space.
+        worker: Who speaks in the log: a principal ``_worker…``.
+        runner: The fold.
+        watch: The log's state.
+        snapshots: The space's snapshots.
+        alone: Whether no other replica was ever seen.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        names: Names,
+        worker: Speaker,
+        runner: Runner,
+        watch: LogWatch,
+        snapshots: Snapshots,
+        *,
+        alone: Callable[[], bool],
+    ) -> None:
+        self._js = js
+        self._names = names
+        self._worker = worker
+        self._runner = runner
+        self._watch = watch
+        self._snapshots = snapshots
+        self._alone = alone
+        self.asked = asyncio.Event()
+
+    async def recover(self, error: LedgerError) -> None:
+        """Do what the error asks for; returns when folding may be tried again."""
+        try:
+            match error:
+                case Regressed():
+                    await self._state_regression(error)
+                    await self._after_regression()
+                case MetRebase():
+                    await self._adopt(error.rebase)
+                case BehindLog():
+                    await self.catch_up(error)
+                case _:
+                    _log.warning("log_read_anew", reason=error.reason, error=error.message)
+                    await asyncio.sleep(AGAIN_S / 10)
+        except BusError as trouble:
+            _log.warning("recovery_waits", reason=trouble.reason, error=trouble.message)
+            await asyncio.sleep(AGAIN_S)
+        except (BehindLog, SnapshotDamaged) as trouble:
+            self._runner.halt(trouble.reason, trouble.message)
+            await asyncio.sleep(5 * AGAIN_S)
+
+    async def from_newest(self, path: Path) -> Snapshot | None:
+        """Put the newest snapshot that verifies at ``path``; ``None`` if there is none.
+
+        Raises:
+            BusError: The broker did not answer.
+        """
+        for snapshot in await self._snapshots.list():
+            try:
+                await self._snapshots.fetch(snapshot, path)
+            except SnapshotDamaged as error:
+                _log.error("snapshot_skipped", name=snapshot.name, error=error.message)
+            else:
+                await asyncio.to_thread(adjust, path)
+                _log.info("started_from_snapshot", name=snapshot.name)
+                return snapshot
+        return None
+
+    async def catch_up(self, error: BehindLog) -> None:
+        """The log was trimmed beyond us: start from a snapshot that reaches into it.
+
+        Raises:
+            BehindLog: There is none.
+        """
+        here = self._runner.position
+        for snapshot in await self._snapshots.list():
+            ahead = (snapshot.epoch, snapshot.watermark) > (here.epoch, here.watermark)
+            if ahead and snapshot.watermark + 1 >= error.first_seq and await self._load(snapshot):
+                return
+        raise error
+
+    async def _after_regression(self) -> None:
+        while True:
+            info = await self._watch.refresh()
+            database = self._runner.database
+            remembered = await database.read(lambda db, _: Remembered.read(db))
+            common = await regression.find_common(self._js, info, remembered)
+            rebase = await self._find_rebase(info, common)
+            if rebase is not None:
+                await self._adopt(rebase)
+                return
+            if self._alone() or self.asked.is_set():
+                self.asked.clear()
+                await self._begin_epoch(common)
+                continue
+            try:
+                async with asyncio.timeout(AGAIN_S):
+                    await self.asked.wait()
+            except TimeoutError:
+                # The right store may have been put back meanwhile.
+                try:
+                    await self._runner.check_log()
+                except Regressed:
+                    continue
+                return
+
+    async def _begin_epoch(self, common: int) -> None:
+        """Store what was folded, and put the beginning of a new epoch into the log."""
+        snapshot = await self._snapshots.take(self._runner.database)
+        body = Rebase(
+            v=1,
+            epoch=snapshot.epoch + 1,
+            digest=snapshot.digest,
+            base=snapshot.watermark,
+            common=common,
+            snapshot=snapshot.name,
+        )
+        await self._js.publish(
+            subjects.command(self._names, self._worker, "sys", "rebase"),
+            body.to_bytes(),
+            headers={headers.COMMAND: f"rebase-{snapshot.digest[:32]}-{snapshot.epoch + 1}"},
+        )
+        _log.warning("rebase_published", epoch=body.epoch, base=body.base, common=common)
+
+    async def _find_rebase(self, info: StreamInfo, common: int) -> Rebase | None:
+        """The command after ``common`` that begins the next epoch, if it is there."""
+        wanted = self._runner.position.epoch + 1
+        start = max(common + 1, info.first_seq, 1)
+        if start > info.last_seq:
+            return None
+        reader = await LogReader.open(self._js, info.name, start)
+        try:
+            while reader.expected <= info.last_seq:
+                messages = await reader.next_batch(1_000, 5_000)
+                if not messages:
+                    raise GapError("the log is not delivered", expected=reader.expected)
+                for message in messages:
+                    rebase = self._as_rebase(message)
+                    if rebase is not None and rebase.epoch == wanted:
+                        return rebase
+        finally:
+            await reader.close()
+        return None
+
+    def _as_rebase(self, message: StoredMessage) -> Rebase | None:
+        try:
+            command = subjects.parse_command(self._names, message.subject)
+            if (command.plane, command.verb) != ("sys", "rebase"):
+                return None
+            if not command.speaker.principal.startswith("_worker"):
+                return None
+            return Rebase.from_bytes(message.data)
+        except BadInput:
+            return None
+
+    async def _adopt(self, rebase: Rebase) -> None:
+        """Load the snapshot that an epoch begins with, or a newer one of that epoch.
+
+        Raises:
+            SnapshotDamaged: There is none that verifies.
+        """
+        for snapshot in await self._snapshots.list():
+            if snapshot.epoch >= rebase.epoch and await self._load(snapshot):
+                return
+            named = snapshot.name == rebase.snapshot and snapshot.digest == rebase.digest
+            if named and await self._load(snapshot, rebase):
+                _log.warning("rebased", epoch=rebase.epoch, common=rebase.common)
+                return
+        raise SnapshotDamaged(
+            f"the snapshot {rebase.snapshot} that epoch {rebase.epoch} begins with is not there"
+        )
+
+    async def _load(self, snapshot: Snapshot, rebase: Rebase | None = None) -> bool:
+        """Fold on from a snapshot; ``False`` if it does not verify."""
+        old = self._runner.database
+        arrived = old.path.with_name("arriving.db")
+        try:
+            await self._snapshots.fetch(snapshot, arrived)
+        except SnapshotDamaged as error:
+            _log.error("snapshot_skipped", name=snapshot.name, error=error.message)
+            return False
+        info = await self._watch.refresh()
+        await asyncio.to_thread(adjust, arrived, info, rebase)
+        await old.close()
+        await asyncio.to_thread(store.put_in_place, arrived, old.path)
+        fresh = await Database.open(old.path, old.names, old.planes, rulesets=old.fold.rulesets)
+        await self._runner.replace(fresh)
+        _log.info("snapshot_loaded", name=snapshot.name, at=self._runner.position.watermark)
+        return True
+
+    async def _state_regression(self, error: Regressed) -> None:
+        """State it in public, once per place at which it was found."""
+        here = self._runner.position
+        _log.error("log_regressed", watermark=here.watermark, why=error.why)
+        fact_id = f"{here.epoch}-{here.watermark}-0"
+        subject = subjects.ledger_fact(
+            self._names, "sys", "log_regressed", (self._worker.uid,), fact_id
+        )
+        body = strict_json.dumps(
+            {"v": 1, "at_ms": self._watch.now_ms(), "watermark": here.watermark, "why": error.why}
+        )
+        try:
+            await self._js.publish(subject, body, expect_last_subject_seq=0)
+        except CasLost:
+            _log.debug("log_regression_stated_before")
+        except BusError as trouble:
+            _log.warning("log_regression_not_stated", error=trouble.message)
+
+
+def adjust(path: Path, info: StreamInfo | None = None, rebase: Rebase | None = None) -> None:
+    """Make another replica's copy our own, in one transaction; with ``rebase`` in a new epoch."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DELETE FROM local WHERE name = ?", (PEERS,))
+        if rebase is not None:
+            db.execute(_SET, (rebase.epoch, rebase.common))
+            forget_after(db, rebase.common)
+        if rebase is not None and info is not None:
+            db.execute(_NOTE, (regression.CREATED, info.created))
+            db.execute(_NOTE, (regression.LAST_SEEN, "0"))
+        db.execute("COMMIT")

@@ -1,0 +1,117 @@
+"""Recognises a log that is not the one that was folded, and finds what the two have in common.
+
+A broker whose store was replaced by an older copy of itself hands out sequences a second time.
+Folding on would repeat some commands and drop others in silence, so nothing is folded until the
+ledger has been rebased (DESIGN section 5).
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.commands.sys import Rebase
+from worker.bus.jetstream import JetStream
+from worker.bus.messages import StreamInfo
+from worker.ledger.errors import LedgerError, Regressed
+from worker.ledger.marks import Remembered, fingerprint
+
+CREATED: Final = "log_created"
+"""Local note: when the log's stream was created, as the broker writes it."""
+
+LAST_SEEN: Final = "log_last_seen"
+"""Local note: the highest sequence that the log was ever seen to have."""
+
+_SPOTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What this replica noted of the log.
+
+    Attributes:
+        created: The stream's creation; empty if it was never noted.
+        last_seen: Highest sequence ever seen.
+    """
+
+    created: str
+    last_seen: int
+
+    @classmethod
+    def read(cls, db: sqlite3.Connection) -> "Notes":
+        """Read them."""
+        noted = dict(db.execute("SELECT name, value FROM local").fetchall())
+        return cls(noted.get(CREATED, ""), int(noted.get(LAST_SEEN, "0")))
+
+
+class MetRebase(LedgerError):
+    """The next command begins another epoch, from a snapshot.
+
+    Attributes:
+        rebase: The command.
+    """
+
+    reason = "rebase"
+
+    def __init__(self, rebase: Rebase) -> None:
+        self.rebase = rebase
+        super().__init__(f"the log was rebased into epoch {rebase.epoch}")
+
+
+async def prove(
+    js: JetStream, info: StreamInfo, watermark: int, remembered: Remembered, notes: Notes
+) -> None:
+    """Prove that a log is the one that was folded up to ``watermark``.
+
+    Raises:
+        Regressed: It is not.
+        BusError: The broker did not answer.
+    """
+    if notes.created and notes.created != info.created:
+        raise Regressed(watermark, f"its stream was created at {info.created}, not {notes.created}")
+    if info.last_seq < watermark:
+        raise Regressed(watermark, f"it ends at {info.last_seq}")
+    if info.last_seq < notes.last_seen:
+        raise Regressed(watermark, f"it ends at {info.last_seq}, and reached {notes.last_seen}")
+    for seq in _spots(remembered, info.first_seq, watermark):
+        if not await _matches(js, info.name, seq, remembered):
+            raise Regressed(watermark, f"its message {seq} is missing or another one")
+
+
+async def find_common(js: JetStream, info: StreamInfo, remembered: Remembered) -> int:
+    """The highest sequence up to which a log is known to be the one that was folded.
+
+    Two copies of one log share a beginning and nothing after it, so bisection finds its end, among
+    the messages whose fingerprint is remembered.
+
+    Returns:
+        That sequence; the one before the log's first if they share nothing that is still there.
+
+    Raises:
+        BusError: The broker did not answer.
+    """
+    known = remembered.sequences(info.first_seq, info.last_seq)
+    low, high = 0, len(known)
+    while low < high:
+        middle = (low + high) // 2
+        if await _matches(js, info.name, known[middle], remembered):
+            low = middle + 1
+        else:
+            high = middle
+    return known[low - 1] if low else max(0, info.first_seq - 1)
+
+
+async def _matches(js: JetStream, stream: str, seq: int, remembered: Remembered) -> bool:
+    message = await js.message(stream, seq)
+    if message is not None:
+        return fingerprint(message) == remembered.print_of(seq)
+    # It may have been trimmed since the info was read, which is no difference.
+    return seq < (await js.stream_info(stream)).first_seq
+
+
+def _spots(remembered: Remembered, first_seq: int, watermark: int) -> list[int]:
+    """The watermark and a few sequences before it, of those that are remembered."""
+    lasts = [last for _, last, _ in remembered.rows if first_seq <= last <= watermark]
+    if not lasts:
+        return []
+    picked = {lasts[(len(lasts) - 1) * part // _SPOTS] for part in range(_SPOTS + 1)}
+    return sorted(picked, reverse=True)
