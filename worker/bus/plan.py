@@ -79,13 +79,17 @@ def stream_configs(names: Names, settings: TopologySettings, space_id: str) -> l
         },
         {
             "name": names.epf_stream,
-            "subjects": [f"{prefix}.epf.*.cp.*"],
+            # Every family of one-use facts, as on a Cotal space; ours is `….cp.<token>`.
+            "subjects": [f"{prefix}.epf.>"],
             "deny_delete": True,
             "deny_purge": True,
             "allow_atomic": True,
+            "allow_direct": True,
         },
-        _bucket(names.records_bucket, allow_atomic=True),
-        _bucket(names.payloads_bucket),
+        # Nothing takes a record away; a Cotal manager verifies exactly these settings.
+        _bucket(names.records_bucket, allow_atomic=True, deny_purge=True),
+        # Sealed prompts end by themselves at their expiry.
+        _bucket(names.payloads_bucket, allow_msg_ttl=True),
         _bucket(names.keys_bucket),
         _bucket(names.leases_bucket, allow_msg_ttl=True),
         {
@@ -138,12 +142,13 @@ def stream_of(names: Names, durable: str) -> str:
 
 
 def _bucket(name: str, **more: Any) -> Config:
+    # No rollups: clients write sealed prompts, and a rollup header on one would remove all others.
     return {
         "name": kv_stream(name),
         "subjects": [f"$KV.{name}.>"],
         "max_msgs_per_subject": 1,
         "deny_delete": True,
-        "allow_rollup_hdrs": True,
+        "allow_rollup_hdrs": False,
         "allow_direct": True,
         **more,
     }
