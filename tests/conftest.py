@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.support.process import WorkerProcess, space_environment
 from tests.support.running import RunningWorker, running
 from tests.support.server import Server, spaces_of
 from tests.support.space import Space
+from worker import logs
 
 POOL = 400
 """Spaces of the session's server: their exports between the accounts stand in its configuration."""
@@ -93,3 +96,21 @@ async def own_space(own_server: Callable[..., Server], tmp_path: Path) -> Space:
     one = Space(server, Names("tidegate", "main"), tmp_path / "data")
     await one.set_up()
     return one
+
+
+class _CurrentStderr:
+    """Whatever standard error is at the moment, so that captured output shows the log."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _logging() -> None:
+    logs.configure("info", "json", cast(TextIO, _CurrentStderr()))

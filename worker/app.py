@@ -24,7 +24,7 @@ from worker.bus.options import ConnectOptions
 from worker.bus.topology import check_server
 from worker.component import Component, SpaceComponent
 from worker.embedding import OwnServer
-from worker.errors import StartRefused
+from worker.errors import StartRefused, TidegateError
 from worker.queries import QueryHandler, QueryService
 from worker.settings import Settings
 from worker.spaces import check_space
@@ -136,6 +136,11 @@ class Worker:
             return await self._supervise()
         except Stopped:
             return OK
+        except TidegateError:
+            raise
+        except Exception:
+            log.exception("start_failed")
+            return FAILED
         finally:
             await self._shut_down()
 

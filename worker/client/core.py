@@ -38,8 +38,8 @@ PATIENCE_MS: Final = 1_500
 
 LOOK_FIRST_MS: Final = 500
 LOOK_MOST_MS: Final = 4_000
-ASK_AGAIN_MS: Final = 5_000
-"""A result whose exact subject is not known is asked for by sending the command again."""
+ASK_AGAIN_MS: Final = 3_000
+ASK_AGAIN_MOST_MS: Final = 24_000
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
@@ -259,16 +259,22 @@ class Client:
                 await patience.lost(self.conn.connected, error)
 
     async def _carry_out(self, sent: _Sent, pending: Pending) -> Result:
+        """Store the command, wait for a result, and ask again ever more rarely until there is one.
+
+        Asking again is what a lost result costs: its command may be in the hands of a worker that
+        died, or its subject may not be known to us, and the broker hands it out again only after
+        ``ack_wait``.
+        """
+        ask_again_ms = ASK_AGAIN_MS
         while True:
-            seq = await self._store(sent, pending)
-            if seq is None:
-                return pending.outcome.result()
-            result = await self._result_of(sent, pending, seq)
+            await self._store(sent, pending)
+            result = await self._result_of(sent, pending, ask_again_ms)
             if result is not None:
                 return result
+            ask_again_ms = min(2 * ask_again_ms, ASK_AGAIN_MOST_MS)
 
-    async def _store(self, sent: _Sent, pending: Pending) -> int | None:
-        """Publish until the stream acknowledges; ``None`` if the result came first."""
+    async def _store(self, sent: _Sent, pending: Pending) -> None:
+        """Publish until the stream acknowledges, or the result is there."""
         patience = _Patience(PATIENCE_MS)
         while not pending.outcome.done():
             try:
@@ -282,32 +288,31 @@ class Client:
             except Unavailable as error:
                 await patience.lost(self.conn.connected, error)
             else:
-                seq = parse_ack(reply.data, sent.subject).seq
-                pending.stored(seq)
-                return seq
-        return None
+                pending.stored(parse_ack(reply.data, sent.subject).seq)
+                return
 
-    async def _result_of(self, sent: _Sent, pending: Pending, seq: int) -> Result | None:
-        """Wait for the result, looking it up now and then; ``None`` asks to send again."""
+    async def _result_of(self, sent: _Sent, pending: Pending, for_ms: int) -> Result | None:
+        """Wait for the result, looking it up now and then; ``None`` after ``for_ms``."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        until = loop.time() + for_ms / 1000
         look_ms = LOOK_FIRST_MS
-        while True:
-            await asyncio.wait({pending.outcome}, timeout=look_ms / 1000)
-            if pending.outcome.done():
-                return pending.outcome.result()
-            look_ms = min(2 * look_ms, LOOK_MOST_MS)
-            result_id = self._result_id(sent.plane, seq)
-            if result_id is not None and (found := await self._look_up(sent, result_id)):
-                return found
-            asked_long = (loop.time() - began) * 1000 >= ASK_AGAIN_MS
-            if sent.plane in LEDGER_PLANES and asked_long:
+        while not pending.outcome.done():
+            if loop.time() >= until:
                 return None
+            await asyncio.wait({pending.outcome}, timeout=look_ms / 1000)
+            look_ms = min(2 * look_ms, LOOK_MOST_MS)
+            if not pending.outcome.done():
+                for result_id in self._result_ids(sent.plane, pending):
+                    if (found := await self._look_up(sent, result_id)) is not None:
+                        return found
+        return pending.outcome.result()
 
-    def _result_id(self, plane: str, seq: int) -> str | None:
+    def _result_ids(self, plane: str, pending: Pending) -> list[str]:
+        """Ids under which a result of ours may be stored, the latest first."""
+        seqs = sorted(pending.seqs, reverse=True)
         if plane not in LEDGER_PLANES:
-            return str(seq)
-        return None if self._epoch is None else f"{self._epoch}-{seq}"
+            return [str(seq) for seq in seqs]
+        return [] if self._epoch is None else [f"{self._epoch}-{seq}" for seq in seqs]
 
     async def _look_up(self, sent: _Sent, result_id: str) -> Result | None:
         subject = subjects.result(self.names, self.speaker, sent.plane, sent.verb, result_id)

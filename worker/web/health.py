@@ -41,7 +41,9 @@ class HealthServer:
         application.router.add_get("/livez", _answers(alive, "alive", "broken"))
         application.router.add_get("/readyz", _answers(ready, "ready", "not-ready"))
         application.router.add_get("/metrics", self._scrape)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
+        )
 
     async def start(self) -> None:
         """Start to listen.
@@ -50,7 +52,7 @@ class HealthServer:
             StartRefused: If the address cannot be had.
         """
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, shutdown_timeout=SHUTDOWN_S)
+        site = web.TCPSite(self._runner, self._host, self._port)
         try:
             await site.start()
         except (OSError, socket.gaierror) as error:
