@@ -281,6 +281,29 @@ class Desk:
         subject = f"$KV.{self.names.records_bucket}.{key}"
         return (await self.js.publish(subject, data, headers=headers or None)).seq
 
+    async def plant(
+        self, target: Checkpoint, *, in_ms: int, generation: int = 1, **status: Any
+    ) -> Json:
+        """Write spec and waiting status as a foreign owner does, without a timer; the status."""
+        deadline = await self.now_ms() + in_ms
+        spec = {
+            "v": 1,
+            "token": target.token,
+            "holder": {"id": self.alice.principal, "lifecycleUid": self.alice.uid},
+            "mintedAt": deadline - MINUTE_MS,
+            "initialDeadline": deadline,
+        }
+        record = {
+            "state": "waiting",
+            "deadlineGeneration": generation,
+            "deadline": deadline,
+            "observedSpecRevision": 1,
+            **status,
+        }
+        await self.put(subjects.spec_key(target), spec)
+        await self.put(subjects.status_key(target), record)
+        return record
+
     async def delete(self, key: str) -> int:
         """Put a deletion marker."""
         subject = f"$KV.{self.names.records_bucket}.{key}"
