@@ -1,0 +1,188 @@
+"""The command line against a real broker and a real worker, as a shell would use it."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.space import Space
+from worker.bus.jetstream import JetStream
+
+
+class Shell:
+    """Runs commands as a user without any credentials would."""
+
+    def __init__(self, space: Space, data_dir: Path) -> None:
+        self.env = environment(
+            nats_url=space.server.url, spaces=space.names.space, data_dir=data_dir
+        )
+
+    def run(self, *arguments: str, stdin: str | None = None, code: int = 0) -> str:
+        done = command(arguments, self.env, stdin=stdin)
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        self.said = done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str, stdin: str | None = None, code: int = 0) -> dict[str, Any]:
+        printed = self.run(*arguments, "--json", stdin=stdin, code=code)
+        value: dict[str, Any] = json.loads(printed)
+        return value
+
+
+@pytest.fixture
+def shell(space: Space, process_worker: Callable[..., WorkerProcess], tmp_path: Path) -> Shell:
+    process_worker().wait_ready()
+    return Shell(space, tmp_path / "user")
+
+
+def test_a_run_pauses_and_is_resumed(shell: Shell) -> None:
+    minted = shell.json(
+        "cp",
+        "mint",
+        "deploy.shop",
+        "one",
+        "-d",
+        "+1h",
+        "--title",
+        "Ship?",
+        "--choice",
+        "yes",
+        "--choice",
+        "no",
+        "--text",
+        "-",
+        stdin="**Really**?",
+    )
+    assert "made an identity" in shell.said
+    assert minted["status"] == "ok"
+    assert minted["outcome"] == "minted"
+
+    shown = shell.json("cp", "show", "deploy.shop", "one")
+    assert shown["prompt"]["body"] == "**Really**?"
+    assert shown["checkpoint"]["holder"] == minted["data"]["holder"]
+
+    listed = shell.json("cp", "list", "--endpoint", "deploy.shop", "--due", "+2h")
+    assert [item["token"] for item in listed["items"]] == ["one"]
+
+    moved = shell.json("cp", "heartbeat", "deploy.shop", "one", "-d", "+2h")
+    assert moved["data"]["generation"] == 2
+
+    wrong = shell.json("cp", "resume", "deploy.shop", "one", "--as", "mallory", code=3)
+    assert wrong["error"]["reason"] == "not-the-holder"
+    other = shell.json("cp", "resume", "deploy.shop", "one", "--answer", "maybe", code=3)
+    assert other["error"]["field"] == "answer"
+    resumed = shell.json("cp", "resume", "deploy.shop", "one", "--answer", "yes",
+                         "--prompt-digest", shown["prompt_digest"])  # fmt: skip
+    assert resumed["outcome"] == "resumed"
+    again = shell.json("cp", "resume", "deploy.shop", "one", "--answer", "yes", code=3)
+    assert again["data"]["state"] == "resumed"
+
+    waited = shell.json("cp", "wait", "deploy.shop", "one")
+    assert waited["state"] == "resumed"
+    assert waited["answer"]["value"] == "yes"
+    assert shell.json("cp", "repair", "deploy.shop", "one")["outcome"] == "nothing_to_repair"
+    assert shell.json("cp", "list")["items"] == []
+
+
+def test_text_output_keeps_data_and_words_apart(shell: Shell) -> None:
+    printed = shell.run("cp", "mint", "build", "one", "-d", "+1h")
+    lines = dict(line.split(None, 1) for line in printed.splitlines())
+    assert lines["outcome"] == "minted"
+    assert lines["checkpoint"] == "build one"
+    assert lines["state"] == "waiting"
+    table = shell.run("cp", "list").splitlines()
+    assert table[0].split()[:3] == ["ENDPOINT", "TOKEN", "STATE"]
+    assert table[1].split()[:3] == ["build", "one", "waiting"]
+    assert shell.run("cp", "show", "build", "two", code=3) == ""
+    assert shell.said == "tidegate: there is no checkpoint of this token\n"
+
+
+def test_waiting_tells_a_resumption_from_an_expiry_by_the_exit_code(shell: Shell) -> None:
+    began = time.monotonic()
+    expired = shell.json("cp", "mint", "build", "-d", "+1s", "--wait", code=3)
+    assert time.monotonic() - began < 5
+    assert expired["state"] == "expired"
+    shell.run("cp", "mint", "build", "one", "-d", "+1h")
+    shell.run("cp", "wait", "build", "one", "--wait-timeout", "300ms", code=124)
+    not_due = shell.json("cp", "expire", "build", "one", code=3)
+    assert not_due["error"]["reason"] == "not-due"
+
+
+def test_the_same_command_id_is_one_intent(shell: Shell) -> None:
+    intent = "intent-0123456789"
+    deadline = str(time.time_ns() // 1_000_000 + 3_600_000)
+    shell.run("cp", "mint", "build", "one", "-d", deadline)
+    first = shell.json("cp", "heartbeat", "build", "one", "-g", "1", "-d", deadline,
+                       "--command-id", intent)  # fmt: skip
+    second = shell.json("cp", "heartbeat", "build", "one", "-g", "1", "-d", deadline,
+                        "--command-id", intent)  # fmt: skip
+    assert first["command_id"] == second["command_id"] == intent
+    assert first["data"] == second["data"]
+    short = shell.json("cp", "expire", "build", "one", "--command-id", "short", code=3)
+    assert short["error"]["field"] == "Tidegate-Command"
+
+
+def test_another_holder_and_a_body_from_input(shell: Shell) -> None:
+    maria = shell.run("identity", "init", "maria").strip()
+    body = {"goal": {"caller": {"owner": "o", "actor": "a", "uid": "u"}, "goalId": "g"}}
+    minted = shell.json("cp", "mint", "build", "one", "-d", "+1h", "--holder", "maria",
+                        "--as", "agent", "--body", "-", stdin=json.dumps(body))  # fmt: skip
+    holder = minted["data"]["holder"]
+    assert f"{holder['id']}.{holder['lifecycleUid']}" == maria
+    assert shell.json("cp", "show", "build", "one")["spec"]["goal"] == body["goal"]
+    refused = shell.json("cp", "mint", "build", "two", "-d", "+1h", "--body", '{"x":1}', code=3)
+    assert refused["error"]["field"] == "x"
+    assert shell.json("cp", "resume", "build", "one", "--as", maria)["outcome"] == "resumed"
+
+
+def test_no_worker_is_a_timeout_with_an_unknown_outcome(space: Space, tmp_path: Path) -> None:
+    shell = Shell(space, tmp_path / "user")
+    value = shell.json("cp", "mint", "build", "one", "-d", "+1h", "--timeout", "800ms", code=124)
+    assert value["error"]["reason"] == "outcome-unknown"
+    assert value["command_id"] in shell.said
+
+
+def test_no_broker_at_the_url_is_a_failure_at_once(space: Space, tmp_path: Path) -> None:
+    shell = Shell(space, tmp_path / "user")
+    began = time.monotonic()
+    shell.run("cp", "list", "--nats", "nats://127.0.0.1:1", code=1)
+    assert time.monotonic() - began < 4
+    assert "cannot be reached" in shell.said
+
+
+def test_setup_creates_once_and_verifies_ever_after(bare_space: Space) -> None:
+    env = space_environment(bare_space)
+    missing = command(["setup"], env)
+    assert missing.returncode == 3
+    assert "is not set up" in missing.stderr
+    made = command(["setup", "--new", "--json"], env)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["spaces"][0]["created"] is True
+    again = command(["setup", "--new"], env)
+    assert again.returncode == 3
+    assert "exists already" in again.stderr
+    assert command(["setup"], env).returncode == 0
+
+
+async def test_setup_names_what_could_lose_data(space: Space) -> None:
+    conn = await space.connect()
+    js = JetStream(conn)
+    stream = space.names.epf_stream
+    config = dict((await js.stream_info(stream)).config)
+    await js.stream_update({**config, "max_msgs": 10, "discard": "old"})
+    await conn.close()
+    done = command(["setup"], space_environment(space))
+    assert done.returncode == 3
+    assert f"{stream}.max_msgs" in done.stdout
+    assert "danger" in done.stdout
+
+
+def test_setup_with_a_clients_rights_is_refused(space: Space, tmp_path: Path) -> None:
+    shell = Shell(space, tmp_path / "user")
+    shell.run("setup", code=3)
+    assert "JetStream" in shell.said

@@ -1,0 +1,67 @@
+"""The demo ends as it must, quickly, and leaves nothing behind."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.process import command, environment
+from worker.demo import show
+from worker.demo.story import Ending, Scenario
+
+
+def left_behind() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("tidegate-demo-*"))
+
+
+def test_the_demo_ends_as_it_must(tmp_path: Path) -> None:
+    before = left_behind()
+    began = time.monotonic()
+    done = command(["demo", "--json"], environment(data_dir=tmp_path / "unused"), timeout_s=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - began < 15
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    by_name = {one["name"]: one for one in report["scenarios"]}
+    assert {name: one["outcome"] for name, one in by_name.items()} == {
+        "approved": "resumed",
+        "wrong-holder": "not-the-holder",
+        "expired": "expired",
+        "too-late": "expired",
+        "extended": "resumed",
+        "power-cut": "expired",
+    }
+    assert all(one["settled_ms"] >= 0 for one in report["scenarios"])
+    assert by_name["expired"]["lateness_ms"] >= 0
+    assert by_name["power-cut"]["lateness_ms"] >= 0
+    assert left_behind() == before
+    assert not (tmp_path / "unused").exists()
+
+
+def test_the_demo_tells_its_story_to_a_person(tmp_path: Path) -> None:
+    done = command(["demo"], environment(data_dir=tmp_path), timeout_s=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("✓") == len(show.STORY)
+    assert "Every scene ended as it must" in done.stdout
+
+
+class Silent:
+    def begins(self) -> None: ...
+    def ready(self, took_ms: float) -> None: ...
+    def scene(self, scenario: Scenario) -> None: ...
+    def scene_ended(self, played: object) -> None: ...
+    def ended(self, ok: bool, took_ms: float) -> None: ...
+
+
+@pytest.mark.parametrize("breaks", ["ends-otherwise", "raises"])
+async def test_a_scene_that_ends_otherwise_is_not_ok(breaks: str) -> None:
+    async def play(stage: object) -> Ending:
+        if breaks == "raises":
+            raise TimeoutError
+        return Ending(outcome="resumed", told="")
+
+    report = await show.play(Silent(), (Scenario("odd", "", "expired", play),))
+    assert report["ok"] is False
+    assert report["scenarios"][0]["ok"] is False
