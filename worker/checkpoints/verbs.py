@@ -86,7 +86,8 @@ class Verbs:
         if refused is not None:
             return refused
         if self._is_own_extension(ctx, body, it.status):
-            return await self._extended(ctx, it, it.status, armed_seq)
+            # The sequence was read beside this status, not before it, so it is no fence for it.
+            return await self._extended(ctx, it, it.status, None)
         if it.status.record.deadlineGeneration != body.generation:
             return self._stale(ctx, it)
         now_ms = ctx.now_ms(self._clock)
@@ -165,14 +166,21 @@ class Verbs:
         if remembered is None:
             return None
         spec, status = remembered
-        if spec.record.holder != speaker or await self._check_prompt(ctx, body) is not None:
+        deadline = status.record.deadline
+        if spec.record.holder != speaker or ctx.now_ms(self._clock) >= deadline:
+            return None
+        if await self._check_prompt(ctx, body) is not None:
             return None
         filed = await self._file_answer(ctx, body)
         now_ms = ctx.now_ms(self._clock)
-        if now_ms >= status.record.deadline:
+        if now_ms >= deadline:
             return None
         settled = resumed(status.record, now_ms, speaker, filed)
-        outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause)
+        try:
+            outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause)
+        except Garbled:
+            # The records were deleted or damaged meanwhile; a look says which.
+            return None
         return Whole(spec, outcome.status, None) if outcome.won else None
 
     async def expire(self, ctx: Context) -> Verdict:
@@ -224,7 +232,9 @@ class Verbs:
             return now
         return StatusAt(moved, revision, ctx.cause)
 
-    async def _extended(self, ctx: Context, it: Whole, status: StatusAt, armed_seq: int) -> Verdict:
+    async def _extended(
+        self, ctx: Context, it: Whole, status: StatusAt, armed_seq: int | None
+    ) -> Verdict:
         record = status.record
         armed = await self._writer.arm(
             own_timer(self._names, ctx.target),
@@ -235,7 +245,7 @@ class Verbs:
                 deadline=record.deadline,
             ),
             known_seq=armed_seq,
-            proven=True,
+            proven=armed_seq is not None,
         )
         if isinstance(armed, Armed) and armed.generation == record.deadlineGeneration:
             self._offer(coordinate(ctx.target, status, armed.seq))
@@ -250,7 +260,7 @@ class Verbs:
         return Accepted("extended", view(ctx.target, record, it.spec.record.holder).to_object())
 
     async def _check_prompt(self, ctx: Context, body: Resume) -> Refusal | None:
-        if body.prompt_digest is None and "answer" not in body.model_fields_set:
+        if body.prompt_digest is None and not body.has_answer:
             return None
         prompt = await self._records.prompt(ctx.target)
         if body.prompt_digest is not None and (
@@ -264,7 +274,7 @@ class Verbs:
         if (
             prompt is not None
             and prompt.choices is not None
-            and "answer" in body.model_fields_set
+            and body.has_answer
             and body.answer not in prompt.choices
         ):
             raise BadInput("answer", "not-a-choice", "answer must be one of the prompt's choices")
