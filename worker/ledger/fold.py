@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 from schemas import headers, roles, strict_json, subjects, tokens
 from schemas.codes import BadInput, Code
 from schemas.commands import BODIES, LEDGER_PLANES
+from schemas.commands.sys import Ruleset
 from schemas.names import Names
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Command
@@ -305,6 +306,9 @@ class Fold:
         state, seq = self.state, message.seq
         if seq != state.watermark + 1:
             raise LogGap(state.watermark + 1, seq)
+        if state.ruleset not in self.rulesets:
+            # A newer version folded this file before.
+            return Stop("unknown-ruleset", seq, Ruleset(v=1, version=state.ruleset))
         now_ms = max(state.now_ms, message.time_ms)
         digest = memory.digest_of(message.subject, message.data)
         command_id = f"{DERIVED_PREFIX}{state.epoch}-{seq:016d}"

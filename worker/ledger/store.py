@@ -68,15 +68,21 @@ def connect(path: Path, *, busy_ms: int = 1_000) -> sqlite3.Connection:
         FileLocked: If another process holds it.
         FileRefused: If it is not a SQLite database, or a setting does not hold.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    db = sqlite3.connect(
-        path,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=_CACHED_STATEMENTS,
-        timeout=busy_ms / 1000,
-    )
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        db = sqlite3.connect(
+            path,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_CACHED_STATEMENTS,
+            timeout=busy_ms / 1000,
+        )
+    except sqlite3.DatabaseError as error:
+        raise _refused(path, error) from error
+    except OSError as error:
+        why = f"it cannot be made: {os.strerror(error.errno or 0)}"
+        raise FileRefused(path, (why,), reason="not-writable") from error
     try:
         _settle(db, path, busy_ms)
     except BaseException:
