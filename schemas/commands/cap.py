@@ -4,16 +4,22 @@ The subject's key is ``<user>[.<mint key>]``: both for reserve and confirm, the 
 authorize, revoke, stop and bump, none for minting and import.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from schemas.model import Body, Closed, Query
+from schemas.limits import MAX_SAFE_INTEGER
+from schemas.model import Body, Query
 from schemas.tokens import Instant, MintKey, Name, UserId
 
-MAX_CAP = 1_000_000_000
+MAX_CAP: Final = 1_000_000_000
+MAX_PERMIT_MS: Final = 2_000
+MAX_IMPORT_RECORDS: Final = 500
+LAST_EXPIRY_MS: Final = 253_402_300_799_999
+"""The last instant that RFC 3339 can name, 9999-12-31T23:59:59.999Z."""
+
 Cap = Annotated[int, Field(ge=1, le=MAX_CAP)]
-Amount = Annotated[int, Field(ge=1)]
+Amount = Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
 
 
 class Reserve(Body):
@@ -27,7 +33,7 @@ class Reserve(Body):
     PLANE = "cap"
     VERB = "reserve"
 
-    latest_expires_at_ms: Instant
+    latest_expires_at_ms: Annotated[int, Field(ge=0, le=LAST_EXPIRY_MS)]
     cap: Cap
 
 
@@ -87,36 +93,18 @@ class Bump(Body):
 
 
 class Minting(Body):
-    """Switch new reservations on or off.
+    """Switch new reservations on or off; both settings are durable.
 
     Attributes:
-        enabled: The durable setting.
+        enabled: Whether ``reserve`` is served.
+        permit_ms: How long a permit is valid at most; as it was if absent.
     """
 
     PLANE = "cap"
     VERB = "minting"
 
     enabled: bool
-
-
-class LegacyRecord(Closed):
-    """One record of a predecessor, already read; a malformed one is counted, not refused.
-
-    Attributes:
-        userId: Whose.
-        mintKey: Its key.
-        expiresAt: Milliseconds; floored to the second.
-        perSwapCapUsd: A whole number; it may lie outside our range.
-        reservedAt: Milliseconds.
-        requiredVersion: If it was recorded.
-    """
-
-    userId: UserId
-    mintKey: MintKey
-    expiresAt: Instant
-    perSwapCapUsd: int
-    reservedAt: Instant
-    requiredVersion: int | None = None
+    permit_ms: Annotated[int, Field(ge=1, le=MAX_PERMIT_MS)] | None = None
 
 
 class Import(Body):
@@ -126,7 +114,8 @@ class Import(Body):
         import_id: Names this import; another one after the marker is refused.
         chunk: From 1.
         of: How many chunks there are.
-        records: Candidates, each checked as ``LegacyRecord`` by the fold.
+        records: Candidates, each checked as ``schemas.caps.LegacyRecord`` by the fold; one that
+            is malformed is counted, and refuses nothing.
     """
 
     PLANE = "cap"
@@ -135,7 +124,7 @@ class Import(Body):
     import_id: Name
     chunk: Annotated[int, Field(ge=1, le=1_000_000)]
     of: Annotated[int, Field(ge=1, le=1_000_000)]
-    records: Annotated[list[dict[str, Any]], Field(max_length=500)]
+    records: Annotated[list[dict[str, Any]], Field(max_length=MAX_IMPORT_RECORDS)]
 
 
 class ShowQuery(Query):

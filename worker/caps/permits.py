@@ -1,0 +1,38 @@
+"""Permits: each allows one send begun at once; a Stop says when the last of them has ended."""
+
+import sqlite3
+from typing import Final
+
+from worker.caps.records import Corrupt
+
+_GIVE = """
+INSERT INTO permits VALUES (?, ?)
+ON CONFLICT (user) DO UPDATE SET ends_at_ms = max(ends_at_ms, excluded.ends_at_ms)
+"""
+_LATEST = "SELECT ends_at_ms FROM permits WHERE user = ?"
+_PRUNE = "DELETE FROM permits WHERE ends_at_ms < ?"
+_NEVER: Final = 0
+
+
+def give(db: sqlite3.Connection, user: str, ends_at_ms: int) -> None:
+    """Note until when a permit that is being given is valid."""
+    db.execute(_GIVE, (user, ends_at_ms))
+
+
+def latest_end(db: sqlite3.Connection, user: str) -> int:
+    """When the last permit given to a person ends, or ended; 0 if none was or all are forgotten.
+
+    Raises:
+        Corrupt: If the row is damaged.
+    """
+    row = db.execute(_LATEST, (user,)).fetchone()
+    if row is None:
+        return _NEVER
+    if row[0] < 0:
+        raise Corrupt("permits: an instant out of range")
+    return int(row[0])
+
+
+def prune(db: sqlite3.Connection, before_ms: int) -> None:
+    """Forget permits that ended before an instant."""
+    db.execute(_PRUNE, (before_ms,))
