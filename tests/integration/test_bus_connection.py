@@ -440,3 +440,18 @@ async def test_a_broker_that_does_not_read_is_unavailable(own_server: MakeServer
                 await publish_for_ever()
         finally:
             os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_closing_while_dialling_ends_at_once_whatever_the_moment() -> None:
+    options = ConnectOptions((f"nats://127.0.0.1:{free_port()}",))
+
+    async def one(turns: int) -> float:
+        c = await Connection.open(options, name="t", required=False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        started = time.monotonic()
+        await c.close()
+        return time.monotonic() - started
+
+    took = await asyncio.gather(*(one(turns) for turns in range(60)))
+    assert max(took) < 3

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import structlog
@@ -20,7 +20,7 @@ from worker.bus.headers import decode, encode
 from worker.bus.options import ConnectOptions
 from worker.bus.requests import Answer, Requests
 from worker.bus.subscription import Callback, Mailbox, Msg, Subscription
-from worker.bus.wire import MAX_UNSENT_BYTES, Sink, Violation, WireClient
+from worker.bus.wire import Sink, Violation, WireClient
 
 DEFAULT_TIMEOUT_MS: Final = 5_000
 _FIRST_SID: Final = 1 << 20
@@ -64,6 +64,7 @@ class Connection:
         self._up = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_denied_log = float("-inf")
+        self._closing = False
         self._max_payload = 1024 * 1024
         self._version = (0, 0, 0)
         self.closed: asyncio.Future[str] = loop.create_future()
@@ -205,10 +206,29 @@ class Connection:
         raw, body = await self.begin(subject, header, data, timeout_ms)
         return Msg(subject, "", decode(raw), body)
 
-    def check(self, messages: Iterable[tuple[str, int]]) -> None:
-        """Raise what ``send`` would for any of these subjects and sizes, sending nothing."""
-        for subject, size in messages:
-            self._ready(subject, size)
+    def begin_many(
+        self,
+        messages: Sequence[tuple[str, bytes, bytes]],
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> asyncio.Future[Answer]:
+        """Send several messages in order, the last one as a request; see ``begin``.
+
+        Args:
+            messages: Subject, header block and data of each.
+            timeout_ms: Longest wait for the answer to the last.
+
+        Raises:
+            Unavailable: There is no connection, or the server does not read; nothing was sent.
+            TooLarge: One of them exceeds ``max_payload``; nothing was sent.
+        """
+        for subject, header, data in messages:
+            client = self._ready(subject, len(header) + len(data))
+        for subject, header, data in messages[:-1]:
+            client.send(subject.encode(), b"", header, data)
+        subject, header, data = messages[-1]
+        token, future = self._requests.begin(subject, timeout_ms)
+        client.send(subject.encode(), self._inbox_bytes + token, header, data)
+        return future
 
     def send(self, subject: str, header: bytes, data: bytes, reply: str = "") -> None:
         """Publish without an acknowledgement; leaves with this turn of the event loop.
@@ -299,9 +319,12 @@ class Connection:
         if client is not None and not client.lost.done():
             with contextlib.suppress(TimeoutError):
                 await client.round_trip(max(1, timeout_ms - 1_000))
-        if self._supervisor is not None:
+        self._closing = True
+        while self._supervisor is not None and not self._supervisor.done():
+            # More than once: before Python 3.12 ``wait_for``, which nats-py dials with, may swallow
+            # a cancellation that arrives together with the result.
             self._supervisor.cancel()
-            await asyncio.wait((self._supervisor,))
+            await asyncio.wait((self._supervisor,), timeout=0.2)
         for subscription in self._subscriptions.values():
             if subscription.task is not None:
                 subscription.task.cancel()
@@ -353,7 +376,7 @@ class Connection:
         refused_since: float | None = None
         next_log = started
         attempt = 0
-        while True:
+        while not self._closing:
             try:
                 client = await self._dial_once()
                 try:
@@ -380,6 +403,7 @@ class Connection:
                 away_ms = int((self._loop.time() - started) * 1000)
                 _log.info("broker_connected", attempts=attempt + 1, away_ms=away_ms)
                 return client
+        return None
 
     async def _welcome(self, client: WireClient) -> None:
         """Make the subscriptions, prove them with a round trip, then let requests in."""
@@ -444,7 +468,7 @@ class Connection:
             raise TooLarge(f"{size} bytes exceed the broker's {self._max_payload}", subject=subject)
         if not subject or _BLANK.search(subject) is not None:
             raise ValueError("a subject is not empty and holds no blank")
-        if client.unsent_bytes > MAX_UNSENT_BYTES:
+        if client.congested:
             raise Unavailable("the broker does not read what is sent", subject=subject)
         return client
 

@@ -47,7 +47,7 @@ class JetStream:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._batch_prefix = secrets.token_hex(6)
+        self._batch_prefix = secrets.token_hex(6).encode()
         self._batches = 0
 
     async def publish(
@@ -111,45 +111,51 @@ class JetStream:
         return list(range(ack.seq - len(messages) + 1, ack.seq + 1))
 
     def begin_batch(
-        self, messages: Sequence[Outgoing], timeout_ms: int = DEFAULT_TIMEOUT_MS
+        self,
+        messages: Sequence[Outgoing],
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        *,
+        lines: Sequence[bytes] | None = None,
     ) -> asyncio.Future[Answer]:
         """Send a whole batch without waiting; ``parse_ack`` reads the answer.
+
+        Args:
+            messages: As ``publish_batch``; one alone leaves as a plain publish.
+            timeout_ms: Longest wait for the acknowledgement.
+            lines: What ``header_lines`` of each message gave, if that is known already.
 
         Raises:
             Unavailable: There is no connection; nothing was stored.
             TooLarge: One message exceeds ``max_payload``; nothing was stored.
         """
         last = len(messages)
-        if last == 1:
-            return self.begin_publish(messages[0], timeout_ms)
         if not 1 <= last <= MAX_BATCH:
             raise ValueError(f"a batch has 1 to {MAX_BATCH} messages")
+        # Encoded before the first is sent: a message that cannot be must not leave half a batch.
+        if lines is None:
+            lines = [message.header_lines() for message in messages]
+        if last == 1:
+            header = b"NATS/1.0\r\n%b\r\n" % lines[0] if lines[0] else b""
+            only = messages[0]
+            return self.connection.begin(only.subject, header, only.data, timeout_ms)
         self._batches += 1
         batch = b"Nats-Batch-Id: %b-%d\r\nNats-Batch-Sequence: " % (
-            self._batch_prefix.encode(),
+            self._batch_prefix,
             self._batches,
         )
-        connection = self.connection
-        # Encoded before the first is sent: a message that cannot be must not leave half a batch.
-        blocks = [
-            b"NATS/1.0\r\n%b%b%d\r\n%b\r\n"
-            % (
-                message.header_lines(),
-                batch,
-                index,
-                b"Nats-Batch-Commit: 1\r\n" if index == last else b"",
-            )
-            for index, message in enumerate(messages, 1)
-        ]
-        connection.check(
+        commit = b"\r\nNats-Batch-Commit: 1\r\n\r\n"
+        return self.connection.begin_many(
             [
-                (message.subject, len(block) + len(message.data))
-                for message, block in zip(messages, blocks, strict=True)
-            ]
+                (
+                    message.subject,
+                    b"NATS/1.0\r\n%b%b%d%b"
+                    % (line, batch, index, commit if index == last else b"\r\n\r\n"),
+                    message.data,
+                )
+                for index, (message, line) in enumerate(zip(messages, lines, strict=True), 1)
+            ],
+            timeout_ms,
         )
-        for message, block in zip(messages[:-1], blocks[:-1], strict=True):
-            connection.send(message.subject, block, message.data)
-        return connection.begin(messages[-1].subject, blocks[-1], messages[-1].data, timeout_ms)
 
     async def last_message(
         self, stream: str, subject: str, timeout_ms: int = DEFAULT_TIMEOUT_MS

@@ -33,10 +33,12 @@ MAX_SINGLES: Final = 4
 class _Group:
     """Messages of one caller, which are stored together or not at all."""
 
-    __slots__ = ("blocked", "followers", "future", "keys", "messages")
+    __slots__ = ("blocked", "followers", "future", "keys", "lines", "messages")
 
     def __init__(self, messages: tuple[Outgoing, ...], future: asyncio.Future[int]) -> None:
         self.messages = messages
+        # What cannot be encoded fails its own caller here, not a whole batch later.
+        self.lines = [message.header_lines() for message in messages]
         self.future = future
         self.keys: Iterable[str] = (
             messages[0].keys
@@ -190,9 +192,6 @@ class GroupPublisher:
             raise Unavailable("the worker is stopping", subject=messages[0].subject)
         if self._open >= self._max_waiting:
             raise Unavailable("too many publishes wait", subject=messages[0].subject)
-        for message in messages:
-            # What cannot be encoded fails its own caller here, not a whole batch later.
-            message.header_lines()
         group = _Group(messages, self._loop.create_future())
         self._open += 1
         tails = self._tails
@@ -264,8 +263,9 @@ class GroupPublisher:
     def _send(self, batch: list[_Group], slots: _Slots) -> None:
         slots.used += 1
         messages = [message for group in batch for message in group.messages]
+        lines = [line for group in batch for line in group.lines]
         try:
-            answer = self._js.begin_batch(messages, self._timeout_ms)
+            answer = self._js.begin_batch(messages, self._timeout_ms, lines=lines)
         except (BusError, ValueError) as error:
             slots.used -= 1
             self._refused(batch, error)

@@ -182,6 +182,7 @@ class WireClient(Client):
         self._ps = WireParser(self)
         self._want_tls = want_tls
         self._out: list[bytes] = []
+        self._unsent = 0
         self._loop = asyncio.get_running_loop()
         self._done_future: asyncio.Future[None] = self._loop.create_future()
         self._done_future.set_result(None)
@@ -201,8 +202,13 @@ class WireClient(Client):
         return self._server_info
 
     @property
-    def unsent_bytes(self) -> int:
-        """What the socket's buffer still holds."""
+    def congested(self) -> bool:
+        """Whether the server does not read what was sent, so that nothing more is accepted."""
+        if self._unsent > MAX_UNSENT_BYTES:
+            self._unsent = self._in_socket_buffer()
+        return self._unsent > MAX_UNSENT_BYTES
+
+    def _in_socket_buffer(self) -> int:
         writer = getattr(self._transport, "_io_writer", None)
         return 0 if writer is None else int(writer.transport.get_write_buffer_size())
 
@@ -236,6 +242,7 @@ class WireClient(Client):
             return
         try:
             self._transport.write(b"".join(out))
+            self._unsent = self._in_socket_buffer()
         except (OSError, RuntimeError, AttributeError) as error:
             self.lose(f"writing failed: {type(error).__name__}")
 
@@ -285,7 +292,8 @@ class WireClient(Client):
             transport: Any = self._transport
             transport.close()
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(transport.wait_closed(), 0.5)
+                async with asyncio.timeout(0.5):
+                    await transport.wait_closed()
             writer = getattr(self._transport, "_io_writer", None)
             if writer is not None:
                 writer.transport.abort()
