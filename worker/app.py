@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+from schemas.commands.sys import StatusQuery
 from schemas.names import Names
 from schemas.results import Accepted, Verdict
 from schemas.strict_json import JsonObject
@@ -22,7 +23,7 @@ from worker.bus.connection import Connection
 from worker.bus.errors import Denied, TlsRefused, Unauthenticated, Unavailable
 from worker.bus.options import ConnectOptions
 from worker.bus.topology import check_server
-from worker.component import Component, SpaceComponent
+from worker.component import Component, Folding, SpaceComponent
 from worker.embedding import OwnServer
 from worker.errors import StartRefused, TidegateError
 from worker.queries import QueryHandler, QueryService
@@ -300,7 +301,13 @@ class Worker:
                 await asyncio.wait({task}, timeout=PHASE_TWO_S)
 
     def _status_of(self, space: str) -> QueryHandler:
-        async def status(_: Speaker, __: bytes) -> Verdict:
+        async def status(_: Speaker, raw: bytes) -> Verdict:
+            after = StatusQuery.from_bytes(raw).after
+            for plane in self._planes.get(space, ()):
+                if after is not None and isinstance(plane, Folding):
+                    late = await plane.wait_for(after)
+                    if late is not None:
+                        return late
             return Accepted("status", self.status(space))
 
         return status

@@ -1,8 +1,9 @@
 """What the app supervises: something with a start, a run and a stop."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from schemas.results import Refusal
 from schemas.strict_json import JsonObject
 from worker.queries import QueryHandler
 
@@ -50,4 +51,17 @@ class SpaceComponent(Component, Protocol):
 
     def status(self) -> JsonObject:
         """What ``sys.status`` shows of it; from memory, at once."""
+        ...
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """A component whose state follows a log, so that one may ask how it is *after* a result."""
+
+    async def wait_for(self, result_id: str) -> Refusal | None:
+        """Wait until that result's command is folded; ``None`` once it is.
+
+        Raises:
+            BadInput: It is not a result id.
+        """
         ...

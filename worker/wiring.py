@@ -1,4 +1,4 @@
-"""Which planes a worker serves in each space."""
+"""Which components a worker runs in each space."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,8 @@ from schemas.names import Names
 from worker.bus.connection import Connection
 from worker.checkpoints.plane import CheckpointPlane
 from worker.component import SpaceComponent
+from worker.ledger.service import LedgerPlane
+from worker.planes import PLANES
 from worker.settings import Settings
 
 
@@ -13,4 +15,7 @@ def planes_of(
     conn: Connection, names: Names, settings: Settings, replica: str
 ) -> Sequence[SpaceComponent]:
     """The components of one space, in the order in which they start."""
-    return (CheckpointPlane(conn, names, settings, replica),)
+    checkpoints = CheckpointPlane(conn, names, settings, replica)
+    if not PLANES:
+        return (checkpoints,)
+    return (checkpoints, LedgerPlane(conn, names, settings, replica, planes=PLANES))

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.model import Body, Closed
+from schemas.model import Body, Closed, Query
 from schemas.tokens import Count, Generation, HexDigest, Instant, Label, Name, Principal, Uid
 
 
@@ -172,6 +172,16 @@ class Evidence(Body):
     child_state: Literal["alive", "gone", "unverifiable", "none"] = "none"
     group_state: Literal["empty", "alive", "unverifiable", "none"] = "none"
     observed_at_ms: Instant
+
+
+class StatusQuery(Query):
+    """Body of the query ``sys.status``: what a worker runs, and how it is.
+
+    Attributes:
+        after: A ledger result's id; the answer waits, 5 s at most, until the fold has reached it.
+    """
+
+    after: str | None = None
 
 
 BODIES: tuple[type[Body], ...] = (Tick, Ruleset, Prune, Rebase, Liveness, Evidence)

@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from schemas.codes import BadInput
-from worker.cli import bench, common, config, cp, demo, identity, keys, run_worker, schema, setup
+from worker.cli import (
+    bench,
+    common,
+    config,
+    cp,
+    demo,
+    identity,
+    keys,
+    run_worker,
+    schema,
+    setup,
+    status,
+)
 from worker.errors import TidegateError
 
 app = typer.Typer(
@@ -20,6 +32,7 @@ app = typer.Typer(
 )
 run_worker.register(app)
 setup.register(app)
+status.register(app)
 app.add_typer(cp.app, name="cp")
 app.add_typer(identity.app, name="identity")
 app.add_typer(keys.app, name="keys")

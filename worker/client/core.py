@@ -15,9 +15,11 @@ from schemas import headers as h
 from schemas import strict_json, subjects
 from schemas.codes import BadInput
 from schemas.commands import LEDGER_PLANES
+from schemas.commands.sys import StatusQuery
 from schemas.model import Closed
 from schemas.names import Names
 from schemas.results import Error, Result
+from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker import logs
 from worker.bus.connection import Connection
@@ -248,8 +250,20 @@ class Client:
             raise QueryTimeout(f"no worker answered {plane}.{name} in time") from None
         return _answer(reply)
 
+    async def status(
+        self, *, after: str | None = None, timeout_ms: int | None = None
+    ) -> JsonObject:
+        """How a worker of this space is; errors are those of ``query``.
+
+        Args:
+            after: A ledger result's id that its fold must have reached.
+            timeout_ms: How long to wait for the answer.
+        """
+        body = StatusQuery(after=after)
+        return (await self.query("sys", "status", body, timeout_ms=timeout_ms)).data
+
     async def _ask(self, subject: str, data: bytes, wait_ms: int) -> Msg:
-        patience = _Patience(PATIENCE_MS)
+        patience = _Patience(min(PATIENCE_MS, wait_ms // 2))
         while True:
             try:
                 return await self.conn.request(subject, data, timeout_ms=wait_ms)

@@ -112,8 +112,7 @@ class Stage:
         async with self.client("_op-demo") as client:
             while time.monotonic() < until and self._worker.returncode is None:
                 with contextlib.suppress(ClientError, BusError):
-                    answer = await client.query("sys", "status", {}, timeout_ms=500)
-                    if answer.data.get("ready"):
+                    if (await client.status(timeout_ms=500))["ready"]:
                         return
                 await asyncio.sleep(POLL_S)
         raise StageError(f"the worker did not get ready: {self.last_words()}")
