@@ -25,8 +25,6 @@ from worker.bus.wire import Sink, Violation, WireClient
 DEFAULT_TIMEOUT_MS: Final = 5_000
 _FIRST_SID: Final = 1 << 20
 """Above the numbers that nats-py gives the subscriptions it manages itself."""
-_BACKOFF_MS: Final = (50, 100, 250, 500, 1_000)
-_LOG_EVERY_S: Final = 60.0
 _HOOK_LIMIT_S: Final = 10.0
 _BLANK = re.compile(r"\s")
 _log = structlog.get_logger("tidegate.bus")
@@ -53,7 +51,7 @@ class Connection:
         self._options = options
         self._name = name
         self._client: WireClient | None = None
-        self._pool = dialing.Pool(options.servers)
+        self._dialer = dialing.Dialer(options, name, self._on_violation)
         self._requests = Requests(loop)
         self._inbox = f"{options.inbox_prefix}.{secrets.token_hex(11)}."
         self._inbox_bytes = self._inbox.encode()
@@ -64,7 +62,6 @@ class Connection:
         self._up = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_denied_log = float("-inf")
-        self._closing = False
         self._max_payload = 1024 * 1024
         self._version = (0, 0, 0)
         self.closed: asyncio.Future[str] = loop.create_future()
@@ -94,7 +91,7 @@ class Connection:
         client: WireClient | None = None
         if required:
             try:
-                client = await connection._dial_once()
+                client = await connection._dialer.once()
                 await connection._welcome(client)
             except BaseException:
                 if client is not None:
@@ -319,7 +316,7 @@ class Connection:
         if client is not None and not client.lost.done():
             with contextlib.suppress(TimeoutError):
                 await client.round_trip(max(1, timeout_ms - 1_000))
-        self._closing = True
+        self._dialer.stop()
         while self._supervisor is not None and not self._supervisor.done():
             # More than once: before Python 3.12 ``wait_for``, which nats-py dials with, may swallow
             # a cancellation that arrives together with the result.
@@ -338,17 +335,15 @@ class Connection:
         try:
             while True:
                 if client is None:
-                    client = await self._dial_until_accepted()
-                    if client is None:
-                        return
+                    client = await self._dialer.until_accepted(self._welcome, self._told)
                 watchdog = asyncio.create_task(self._watch(client), name=f"watch-{self._name}")
                 reason = await client.lost
                 watchdog.cancel()
                 self._lose(reason)
                 await client.discard()
                 client = None
-        except asyncio.CancelledError:
-            raise
+        except dialing.RefusedTooLong as error:
+            self._finish(error.message)
         except Exception as error:
             _log.exception("bus_supervisor_failed")
             self._finish(f"internal: {type(error).__name__}")
@@ -359,51 +354,8 @@ class Connection:
             if client is not None:
                 await client.discard()
 
-    async def _dial_once(self) -> WireClient:
-        error: BusError | None = None
-        for target in self._pool.targets():
-            try:
-                return await dialing.dial(
-                    target, self._options, name=self._name, violations=self._on_violation
-                )
-            except BusError as failed:
-                error = failed
-                self.last_error = failed.message
-        raise error or Unavailable("no server is configured")
-
-    async def _dial_until_accepted(self) -> WireClient | None:
-        started = self._loop.time()
-        refused_since: float | None = None
-        next_log = started
-        attempt = 0
-        while not self._closing:
-            try:
-                client = await self._dial_once()
-                try:
-                    await self._welcome(client)
-                except BaseException:
-                    await client.discard()
-                    raise
-            except BusError as error:
-                self.last_error = error.message
-                now = self._loop.time()
-                if dialing.is_refusal(error):
-                    refused_since = now if refused_since is None else refused_since
-                    if (now - refused_since) * 1000 >= self._options.refused_limit_ms:
-                        self._finish(f"the broker refuses our credentials: {error.message}")
-                        return None
-                else:
-                    refused_since = None
-                if now >= next_log:
-                    _log.warning("broker_unreachable", error=error.message, attempts=attempt + 1)
-                    next_log = now + _LOG_EVERY_S
-                await asyncio.sleep(_BACKOFF_MS[min(attempt, len(_BACKOFF_MS) - 1)] / 1000)
-                attempt += 1
-            else:
-                away_ms = int((self._loop.time() - started) * 1000)
-                _log.info("broker_connected", attempts=attempt + 1, away_ms=away_ms)
-                return client
-        return None
+    def _told(self, error: BusError) -> None:
+        self.last_error = error.message
 
     async def _welcome(self, client: WireClient) -> None:
         """Make the subscriptions, prove them with a round trip, then let requests in."""
@@ -445,7 +397,7 @@ class Connection:
     def _lose(self, reason: str, *, intended: bool = False) -> None:
         if self._client is None:
             return
-        self._pool.learn(self._client)
+        self._dialer.learn(self._client)
         self._client = None
         self._up.clear()
         self.last_error = reason

@@ -1,19 +1,24 @@
 """Getting from a URL to an accepted client, and saying plainly why not."""
 
 import asyncio
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import nats.errors
+import structlog
 
 from worker.bus import nkey
 from worker.bus.errors import BusError, TlsRefused, Unauthenticated, Unavailable, Unknown
 from worker.bus.options import ConnectOptions, TlsOptions
 from worker.bus.wire import Violation, WireClient, is_refusal_text
 
+BACKOFF_MS: Final = (50, 100, 250, 500, 1_000)
+LOG_EVERY_S: Final = 60.0
+_log = structlog.get_logger("tidegate.bus")
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
@@ -62,11 +67,6 @@ def parse_version(text: str) -> tuple[int, int, int]:
     return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
 
 
-def is_refusal(error: BusError) -> bool:
-    """Whether a reachable broker refused us."""
-    return isinstance(error, Unauthenticated)
-
-
 def no_answer(timeout_ms: int) -> Unknown:
     """The error of a round trip that took too long."""
     return Unknown(f"the broker did not answer within {timeout_ms} ms")
@@ -76,6 +76,104 @@ def lost_error(client: WireClient) -> BusError:
     """Why a client was lost, as an error."""
     reason = client.lost.result() if client.lost.done() else "lost"
     return Unauthenticated(reason) if client.refused else Unavailable(reason)
+
+
+class RefusedTooLong(Unauthenticated):
+    """A broker that can be reached has refused our credentials for too long."""
+
+
+class Dialer:
+    """Finds a server that accepts us, once or for as long as it takes.
+
+    Args:
+        options: Where to and as whom.
+        name: What the broker's monitoring calls us.
+        violations: What a client calls for each permissions violation.
+    """
+
+    def __init__(
+        self, options: ConnectOptions, name: str, violations: Callable[[Violation], None]
+    ) -> None:
+        self._options = options
+        self._name = name
+        self._violations = violations
+        self._pool = Pool(options.servers)
+        self._stopped = False
+
+    def learn(self, client: WireClient) -> None:
+        """Remember the cluster's other servers, as the last client heard of them."""
+        self._pool.learn(client)
+
+    def stop(self) -> None:
+        """Dial no more; what is being dialled is not handed out."""
+        self._stopped = True
+
+    async def once(self) -> WireClient:
+        """Try each known server once.
+
+        Raises:
+            BusError: Why the last one did not accept us.
+        """
+        error: BusError | None = None
+        for target in self._pool.targets():
+            try:
+                return await dial(
+                    target, self._options, name=self._name, violations=self._violations
+                )
+            except BusError as failed:
+                error = failed
+        raise error or Unavailable("no server is configured")
+
+    async def until_accepted(
+        self,
+        welcome: Callable[[WireClient], Awaitable[None]],
+        told: Callable[[BusError], None],
+    ) -> WireClient:
+        """Try until a server accepts us and ``welcome`` is content with the client.
+
+        An outage of any length takes a few log lines and little work.
+
+        Args:
+            welcome: Makes the client usable; may raise a ``BusError``.
+            told: Hears why an attempt failed.
+
+        Raises:
+            RefusedTooLong: A reachable broker refused us for ``refused_limit_ms``.
+            CancelledError: Also if a cancellation was swallowed on the way, after ``stop``.
+        """
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        refused_since: float | None = None
+        next_log = started
+        for attempt in itertools.count():
+            if self._stopped:
+                raise asyncio.CancelledError
+            try:
+                client = await self.once()
+                try:
+                    await welcome(client)
+                except BaseException:
+                    await client.discard()
+                    raise
+            except BusError as error:
+                told(error)
+                now = clock()
+                if not isinstance(error, Unauthenticated):
+                    refused_since = None
+                elif refused_since is None:
+                    refused_since = now
+                elif (now - refused_since) * 1000 >= self._options.refused_limit_ms:
+                    reason = f"the broker refuses our credentials: {error.message}"
+                    raise RefusedTooLong(reason) from error
+                if now >= next_log:
+                    _log.warning("broker_unreachable", error=error.message, attempts=attempt + 1)
+                    next_log = now + LOG_EVERY_S
+                await asyncio.sleep(BACKOFF_MS[min(attempt, len(BACKOFF_MS) - 1)] / 1000)
+            else:
+                away_ms = int((clock() - started) * 1000)
+                _log.info("broker_connected", attempts=attempt + 1, away_ms=away_ms)
+                return client
+        raise AssertionError("unreachable")
 
 
 async def dial(
