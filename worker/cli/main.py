@@ -13,6 +13,7 @@ from worker.cli import (
     config,
     cp,
     demo,
+    doctor,
     identity,
     keys,
     run_worker,
@@ -40,6 +41,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 schema.register(app)
 demo.register(app)
+doctor.register(app)
 
 
 def _version(wanted: bool) -> None:
