@@ -132,6 +132,7 @@ class LedgerPlane:
         )
         self._diverged = asyncio.Event()
         self._goal = 0
+        self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -184,6 +185,9 @@ class LedgerPlane:
         ]
         try:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping:
+                await asyncio.wait(self._tasks)
+                return
             for task in done:
                 await task
         finally:
@@ -193,10 +197,11 @@ class LedgerPlane:
     async def stop(self) -> None:
         """Fold nothing more, say what was folded, let another replica publish, close the file."""
         await self._control.stop()
-        folding = [task for task in self._tasks if task.get_name() == "ledger-fold"]
-        for task in folding:
-            task.cancel()
-        await self._runner.settle()
+        self._stopping = True
+        for task in self._tasks:
+            if task.get_name() == "ledger-fold":
+                task.cancel()
+                await asyncio.wait({task})
         if self._lease.held:
             await self._publisher.drain(DRAIN_S)
         for task in self._tasks:
