@@ -42,7 +42,17 @@ ON CONFLICT (parent, key, priority) DO NOTHING
 """
 _CHILD: Final = "SELECT node FROM adm_heads WHERE parent = ? AND key = ? AND priority = ?"
 _UP: Final = "SELECT parent, level, parked FROM adm_heads WHERE node = ?"
-_OFFERS: Final = "SELECT parent, level, head_id, idle_id, aged_id FROM adm_heads WHERE node = ?"
+_OFFERS: Final = """
+SELECT line.node, line.head_id, line.idle_id, line.aged_id,
+       owner.node, owner.head_id, owner.idle_id, owner.aged_id,
+       model.node, model.head_id, model.idle_id, model.aged_id,
+       tier.node, tier.head_id, tier.idle_id, tier.aged_id
+FROM adm_heads line
+JOIN adm_heads owner ON owner.node = line.parent
+JOIN adm_heads model ON model.node = owner.parent
+JOIN adm_heads tier ON tier.node = model.parent
+WHERE line.node = ?
+"""
 _BEST: Final = """
 SELECT head_id, idle_id, aged_id FROM adm_heads INDEXED BY adm_heads_tier
 WHERE parent = 0 AND key = ? AND head_id IS NOT NULL ORDER BY priority DESC LIMIT 1
@@ -101,8 +111,6 @@ _PARK_LINE: Final = (
 )
 _PARKED: Final = "SELECT node, parent FROM adm_heads WHERE level = ? AND key = ? AND parked = 1"
 _UNPARK: Final = "UPDATE adm_heads SET parked = 0 WHERE node = ?"
-_STAND: Final = "UPDATE adm_requests SET node = ?, aged = ? WHERE request_id = ?"
-_STEP_OUT: Final = "UPDATE adm_requests SET node = NULL, aged = 0 WHERE request_id = ?"
 _AGEING: Final = """
 SELECT request_id, node, enqueued_at_ms FROM adm_requests
 WHERE node IS NOT NULL AND aged = 0 AND aged_at_ms <= ? ORDER BY aged_at_ms, request_id LIMIT ?
@@ -160,7 +168,9 @@ def owner_key(principal: str, uid: str) -> str:
 def enter(
     db: sqlite3.Connection, place: Place, request_id: str, at_ms: int, *, aged: bool = False
 ) -> int:
-    """Let a queued turn stand in its line, and return that line's node.
+    """Let a turn stand in its line, and return that line's node.
+
+    The caller writes the node into the turn's row, before or after.
 
     Args:
         db: The connection.
@@ -172,7 +182,6 @@ def enter(
     key = (place.model, place.owner, place.agent, place.tier, place.priority)
     path = db.execute(_PATH, key).fetchone() or _grow(db, place, key)
     line, busy, head_at_ms, head_id, owner, owner_parked, model, model_parked, tier = path
-    db.execute(_STAND, (line, int(aged), request_id))
     if owner_parked:
         owner = model = tier = line
     elif model_parked:
@@ -187,15 +196,18 @@ def enter(
     return int(line)
 
 
-def leave(db: sqlite3.Connection, node: int, request_id: str) -> None:
-    """Take a turn out of its line; nodes that offered it look for their next best."""
-    db.execute(_STEP_OUT, (request_id,))
-    while node:
-        parent, level, *offered = db.execute(_OFFERS, (node,)).fetchone()
-        if request_id not in offered:
+def leave(db: sqlite3.Connection, line: int, request_id: str) -> None:
+    """Let nodes that offered a turn look for their next best.
+
+    The caller has taken the node out of the turn's row before.
+    """
+    path = db.execute(_OFFERS, (line,)).fetchone()
+    refresh = _REFRESH_LINE
+    for at in range(0, len(path), 4):
+        if request_id not in path[at + 1 : at + 4]:
             return
-        db.execute(_REFRESH_LINE if level == LINE else _REFRESH, (node,))
-        node = parent
+        db.execute(refresh, (path[at],))
+        refresh = _REFRESH
 
 
 def best(db: sqlite3.Connection, tier: str) -> Offer | None:

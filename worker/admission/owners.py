@@ -38,6 +38,14 @@ _EXPECT: Final = (
 _ADOPTION_OVER: Final = (
     "UPDATE adm_owners SET adoption_due_at_ms = NULL WHERE (principal, uid) = (?, ?)"
 )
+_BLOCKED: Final = (
+    "SELECT principal, uid FROM adm_owners "
+    "WHERE silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL ORDER BY principal, uid"
+)
+_SILENT: Final = (
+    "SELECT principal, uid FROM adm_owners "
+    "WHERE silent_at_ms IS NOT NULL AND dead_at_ms IS NULL ORDER BY principal, uid"
+)
 _PRUNE: Final = """
 DELETE FROM adm_owners WHERE seen_at_ms < ? AND adoption_due_at_ms IS NULL
 AND NOT EXISTS (SELECT 1 FROM adm_leases l
@@ -92,6 +100,16 @@ def expect_adoption(tx: Tx, principal: str, uid: str, adoption_timeout_ms: int) 
 def end_adoption(tx: Tx, principal: str, uid: str) -> None:
     """Wait no longer for a new life of a dead owner's turns."""
     tx.db.execute(_ADOPTION_OVER, (principal, uid))
+
+
+def silent(db: sqlite3.Connection) -> list[str]:
+    """Keys of owners that are silent and not proven dead."""
+    return [heads.owner_key(*owner) for owner in db.execute(_SILENT).fetchall()]
+
+
+def blocked(db: sqlite3.Connection) -> list[str]:
+    """Keys of owners whose queued turns are skipped."""
+    return [heads.owner_key(*owner) for owner in db.execute(_BLOCKED).fetchall()]
 
 
 def prune(db: sqlite3.Connection, before_ms: int) -> None:

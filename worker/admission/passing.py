@@ -22,9 +22,9 @@ SELECT
 (SELECT min(start_deadline_at_ms) FROM adm_leases WHERE start_deadline_at_ms IS NOT NULL),
 (SELECT min(adoption_due_at_ms) FROM adm_owners WHERE adoption_due_at_ms IS NOT NULL),
 (SELECT min(deadline_at_ms) FROM adm_requests WHERE state = 'queued'),
-(SELECT min(until_ms) FROM adm_cooldowns)
+(SELECT min(until_ms) FROM adm_cooldowns),
+(SELECT min(aged_at_ms) FROM adm_requests WHERE node IS NOT NULL AND aged = 0)
 """
-_AGEING: Final = "SELECT min(aged_at_ms) FROM adm_requests WHERE node IS NOT NULL AND aged = 0"
 _OVERDUE_STARTS: Final = turns.SELECT + (
     " WHERE l.start_deadline_at_ms <= ? AND l.start_deadline_at_ms IS NOT NULL"
     " ORDER BY l.start_deadline_at_ms, l.request_id LIMIT ?"
@@ -60,7 +60,7 @@ _PRUNE: Final = "DELETE FROM adm_requests WHERE settled_at_ms < ?"
 def tick(tx: Tx) -> None:
     """Let time pass up to this command's instant."""
     db, now_ms = tx.db, tx.now_ms
-    starts, adoption, deadlines, cooled = db.execute(_EARLIEST).fetchone()
+    starts, adoption, deadlines, cooled, ageing = db.execute(_EARLIEST).fetchone()
     if starts is not None and starts <= now_ms:
         _end_starts(tx)
     if adoption is not None and adoption <= now_ms:
@@ -70,7 +70,6 @@ def tick(tx: Tx) -> None:
     if cooled is not None and cooled <= now_ms:
         for provider, model in sorted(db.execute(_COOLED, (now_ms,)).fetchall()):
             heads.unpark(db, heads.MODEL, heads.model_key(provider, model))
-    ageing = db.execute(_AGEING).fetchone()[0]
     if ageing is not None and ageing <= now_ms:
         heads.age(db, now_ms, AT_ONCE)
 
@@ -92,7 +91,9 @@ def current(tx: Tx, request_id: str) -> Turn | None:
 
 def due_at(db: sqlite3.Connection) -> int | None:
     """The earliest instant at which a tick would change something."""
-    instants = [instant for instant in db.execute(_EARLIEST).fetchone() if instant is not None]
+    # Ageing changes who is next, not whether anyone is: no tick is needed for it.
+    *earliest, _ = db.execute(_EARLIEST).fetchone()
+    instants = [instant for instant in earliest if instant is not None]
     held = limits.read(db)
     # Whatever else would block has been found free: only pacing waits for time.
     if held.queued and held.blocks(held.opens_at_ms - 1) == ["pacing"]:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from schemas.results import Verdict
-from worker.admission import leases, owners, passing, policy, recovery, requests, selection
+from worker.admission import leases, owners, passing, policy, queries, recovery, requests, selection
 from worker.ledger.plane import Handler, Plane
 from worker.ledger.tx import Tx
 
@@ -64,5 +64,15 @@ PLANE: Final = Plane(
         {"liveness": _in_time(recovery.liveness), "evidence": _in_time(recovery.evidence)}
     ),
     prune=passing.prune,
+    queries=MappingProxyType(
+        {
+            "request": queries.request,
+            "queue": queries.queue,
+            "leases": queries.leases,
+            "recoverable": queries.recoverable,
+            "policy": queries.policy,
+            "events": queries.events,
+        }
+    ),
 )
 """Admission: turns, seats, fairness, leases (spec/admission.md)."""

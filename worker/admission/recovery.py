@@ -133,6 +133,15 @@ def suspicion(db: sqlite3.Connection, turn: Turn) -> tuple[int, str] | None:
     return min(found, default=None)
 
 
+def has_own_group(turn: Turn) -> bool:
+    """Whether a lease's child leads or joined another process group than its connector's.
+
+    Else the group's being empty proves nothing.
+    """
+    connector, child = json.loads(turn.connector or "{}"), json.loads(turn.child or "{}")
+    return child.get("pgrp", 0) not in (0, connector.get("pgrp", 0))
+
+
 def _on_queued(tx: Tx, turn: Turn, body: Evidence) -> Verdict:
     if body.connector_state != "gone":
         return Accepted("retained", turn.outcome())
@@ -161,7 +170,9 @@ def _on_dispatched(tx: Tx, turn: Turn, body: Evidence) -> Verdict:
     lost, is_news = Lost.of(turn), turn.state != RECOVERY_REQUIRED
     if is_news:
         leases.owe(tx, turn)
-    if turn.channel == "http" or (body.child_state == "gone" and _group_is_gone(turn, body)):
+    if turn.channel == "http" or (
+        body.child_state == "gone" and body.group_state == "empty" and has_own_group(turn)
+    ):
         turns.free_debt(tx, turn, "proven-gone")
         turns.say_lost(tx, turn, lost, "seat-released")
         return Accepted("released", turn.outcome())
@@ -235,13 +246,6 @@ def _not_evidence(
             Code.PERMISSION_DENIED, "other-host", "only an observer of the same host is evidence"
         )
     return None
-
-
-def _group_is_gone(turn: Turn, body: Evidence) -> bool:
-    """Whether the child's process group is proven empty; one that is not its own proves nothing."""
-    connector, child = json.loads(turn.connector or "{}"), json.loads(turn.child or "{}")
-    group = child.get("pgrp", 0)
-    return body.group_state == "empty" and group not in (0, connector.get("pgrp", 0))
 
 
 def _is_same(known_as: JsonObject, seen: ProcessIdentity) -> bool:

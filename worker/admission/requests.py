@@ -8,7 +8,7 @@ from schemas.codes import BadInput, Code
 from schemas.commands.adm import Admit, Cancel, Enqueue, Payload
 from schemas.model import Closed
 from schemas.results import Accepted, Refusal, Verdict
-from worker.admission import heads, journal, limits, passing, selection, turns
+from worker.admission import heads, journal, limits, passing, seats, selection, turns
 from worker.admission.moves import SOURCES
 from worker.admission.turns import Turn
 from worker.ledger.tx import Tx
@@ -132,6 +132,7 @@ def _new_turn(tx: Tx, request_id: str, body: Enqueue, deadline_at_ms: int) -> Tu
 
 
 def _insert(tx: Tx, turn: Turn, aged_at_ms: int) -> None:
+    turn.node = heads.enter(tx.db, turn.place(), turn.request_id, turn.enqueued_at_ms)
     tx.db.execute(
         _INSERT,
         (
@@ -149,7 +150,7 @@ def _insert(tx: Tx, turn: Turn, aged_at_ms: int) -> None:
             turn.enqueued_at_ms,
             turn.deadline_at_ms,
             aged_at_ms,
-            None,
+            turn.node,
             turn.identity,
             turn.payload_fingerprint,
             turn.payload_key_version,
@@ -158,7 +159,7 @@ def _insert(tx: Tx, turn: Turn, aged_at_ms: int) -> None:
         ),
     )
     journal.append(tx, "request_enqueued", None, QUEUED, turn.request_id)
-    turns.enter_queue(tx, turn, aged_at_ms)
+    seats.count_queued(tx, 1)
 
 
 def _enqueue_again(tx: Tx, turn: Turn, body: Enqueue) -> Verdict:
@@ -209,20 +210,15 @@ def _adopt(tx: Tx, turn: Turn, body: Enqueue) -> None:
     turn.uid, turn.identity = tx.speaker.uid, stored(body.identity)
     tx.db.execute(_ADOPT, (turn.uid, turn.identity, turn.request_id))
     if turn.node is not None:
-        heads.leave(tx.db, turn.node, turn.request_id)
-        _stand_in_line(tx, turn)
+        turns.step_out(tx, turn)
+        turns.stand_in_line(tx, turn)
 
 
 def _seal_again(tx: Tx, turn: Turn, payload: Payload) -> None:
     turn.payload_key_version, turn.payload_generation = payload.key_version, turn.generation
     turn.payload_revision = payload.revision
     tx.db.execute(_SEAL, (payload.key_version, turn.generation, payload.revision, turn.request_id))
-    _stand_in_line(tx, turn)
-
-
-def _stand_in_line(tx: Tx, turn: Turn) -> None:
-    waits_ms = turn.deadline_at_ms - turn.enqueued_at_ms
-    turns.stand_in_line(tx, turn, turns.aged_at_ms(turn.enqueued_at_ms, waits_ms))
+    turns.stand_in_line(tx, turn)
 
 
 def _check_expiry(payload: Payload | None, deadline_at_ms: int) -> None:

@@ -132,6 +132,10 @@ CREATE TABLE adm_owners (
     PRIMARY KEY (principal, uid)
 ) STRICT, WITHOUT ROWID;
 
+CREATE INDEX adm_owners_blocked ON adm_owners (principal, uid)
+    WHERE silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL;
+CREATE INDEX adm_owners_silent ON adm_owners (principal, uid)
+    WHERE silent_at_ms IS NOT NULL AND dead_at_ms IS NULL;
 CREATE INDEX adm_owners_adoption ON adm_owners (adoption_due_at_ms)
     WHERE adoption_due_at_ms IS NOT NULL;
 

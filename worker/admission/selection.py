@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Final, NamedTuple
 
-from schemas.admission import QUEUED, Block
+from schemas.admission import ADMITTED, QUEUED, Block
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker.admission import heads, journal, limits, policy, seats, turns
@@ -19,7 +19,9 @@ EXISTS (SELECT 1 FROM adm_owners WHERE principal = ? AND uid = ?
 EXISTS (SELECT 1 FROM adm_agents WHERE agent_id = ?)
 FROM adm_heads line JOIN adm_heads owner ON owner.node = line.parent WHERE line.node = ?
 """
-_ADMIT: Final = "UPDATE adm_requests SET state = 'admitted', uid = ? WHERE request_id = ?"
+_ADMIT: Final = (
+    "UPDATE adm_requests SET state = 'admitted', uid = ?, node = NULL WHERE request_id = ?"
+)
 _WAITING: Final = """
 SELECT DISTINCT model.parked, owner.parked
 FROM adm_heads tier
@@ -103,9 +105,9 @@ def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
         owner: Who runs it.
     """
     turn = choice.turn
-    heads.leave(tx.db, turn.node or 0, turn.request_id)
-    journal.append(tx, "request_admitted", QUEUED, "admitted", turn.request_id)
+    journal.append(tx, "request_admitted", QUEUED, ADMITTED, turn.request_id)
     tx.db.execute(_ADMIT, (owner.uid, turn.request_id))
+    heads.leave(tx.db, turn.node or 0, turn.request_id)
     lease_id = f"{tx.epoch}-{tx.seq}-{held.admissions + 1}"
     start_deadline_at_ms = tx.now_ms + held.start_timeout_ms
     seats.give(
@@ -118,7 +120,7 @@ def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
         connector=turn.identity if owner.uid == turn.uid else None,
         by_age=choice.by_age,
     )
-    turn.state, turn.node, turn.uid = "admitted", None, owner.uid
+    turn.state, turn.node, turn.uid = ADMITTED, None, owner.uid
     turn.lease_id, turn.owner_principal, turn.owner_uid = lease_id, owner.principal, owner.uid
     turn.admitted_at_ms, turn.start_deadline_at_ms = tx.now_ms, start_deadline_at_ms
 

@@ -38,9 +38,11 @@ SELECT: Final = f"SELECT {_COLUMNS} FROM adm_requests r LEFT JOIN adm_leases l U
 _FIND: Final = SELECT + " WHERE r.request_id = ?"
 _MOVE: Final = "UPDATE adm_requests SET state = ? WHERE request_id = ?"
 _SETTLE: Final = (
-    "UPDATE adm_requests SET state = ?, settled_at_ms = ?, reason = ?, failure = ?, "
+    "UPDATE adm_requests SET state = ?, settled_at_ms = ?, reason = ?, failure = ?, node = NULL, "
     "payload_revision = NULL WHERE request_id = ?"
 )
+_STAND: Final = "UPDATE adm_requests SET node = ?, aged = ? WHERE request_id = ?"
+_STEP_OUT: Final = "UPDATE adm_requests SET node = NULL WHERE request_id = ?"
 _REQUEUE: Final = (
     "UPDATE adm_requests SET state = 'queued', generation = ?, releases = ?, deadline_at_ms = ?, "
     "aged_at_ms = ? WHERE request_id = ?"
@@ -198,12 +200,15 @@ def settle(
 ) -> None:
     """End a turn for good: out of the queue or off its seat, its prompt destroyed."""
     journal.append(tx, kind, turn.state, target, turn.request_id)
-    if turn.state == QUEUED:
-        leave_queue(tx, turn)
     if turn.lease_id is not None:
         seats.free(tx, turn.state, turn.request_id, turn.agent_id)
     _delete_payload(tx, turn)
     tx.db.execute(_SETTLE, (target, tx.now_ms, reason, failure, turn.request_id))
+    if turn.state == QUEUED:
+        seats.count_queued(tx, -1)
+        if turn.node is not None:
+            heads.leave(tx.db, turn.node, turn.request_id)
+            turn.node = None
     turn.state, turn.settled_at_ms, turn.reason, turn.lease_id = target, tx.now_ms, reason, None
 
 
@@ -217,24 +222,22 @@ def time_out(tx: Tx, turn: Turn) -> None:
     settle(tx, turn, "request_queue_timed_out", QUEUE_TIMEOUT)
 
 
-def enter_queue(tx: Tx, turn: Turn, aged_at_ms: int) -> None:
-    """Count a turn as queued and let it stand in its line, unless its prompt is gone."""
-    seats.count_queued(tx, 1)
-    if turn.payload_fingerprint is None or turn.payload_revision is not None:
-        stand_in_line(tx, turn, aged_at_ms)
+def may_stand(turn: Turn) -> bool:
+    """Whether a queued turn has what it needs to be admitted: its prompt, if it has one."""
+    return turn.payload_fingerprint is None or turn.payload_revision is not None
 
 
-def stand_in_line(tx: Tx, turn: Turn, aged_at_ms: int) -> None:
-    """Let a turn that is counted as queued stand in its line."""
-    turn.node = heads.enter(
-        tx.db, turn.place(), turn.request_id, turn.enqueued_at_ms, aged=aged_at_ms <= tx.now_ms
-    )
+def stand_in_line(tx: Tx, turn: Turn) -> None:
+    """Let a queued turn stand in its line."""
+    aged = _aged_at_ms(turn) <= tx.now_ms
+    turn.node = heads.enter(tx.db, turn.place(), turn.request_id, turn.enqueued_at_ms, aged=aged)
+    tx.db.execute(_STAND, (turn.node, int(aged), turn.request_id))
 
 
-def leave_queue(tx: Tx, turn: Turn) -> None:
-    """Take a turn out of its line and of the count of those queued."""
-    seats.count_queued(tx, -1)
+def step_out(tx: Tx, turn: Turn) -> None:
+    """Take a turn that stays queued out of its line."""
     if turn.node is not None:
+        tx.db.execute(_STEP_OUT, (turn.request_id,))
         heads.leave(tx.db, turn.node, turn.request_id)
         turn.node = None
 
@@ -250,13 +253,14 @@ def requeue(tx: Tx, turn: Turn, *, deadline_at_ms: int, releases: int) -> None:
     """
     journal.append(tx, "request_requeued", turn.state, QUEUED, turn.request_id)
     seats.free(tx, turn.state, turn.request_id, turn.agent_id)
-    waits_ms = deadline_at_ms - turn.enqueued_at_ms
-    aged_at = aged_at_ms(turn.enqueued_at_ms, waits_ms)
     turn.state, turn.lease_id = QUEUED, None
     turn.generation += 1
     turn.releases, turn.deadline_at_ms = releases, deadline_at_ms
+    aged_at = _aged_at_ms(turn)
     tx.db.execute(_REQUEUE, (turn.generation, releases, deadline_at_ms, aged_at, turn.request_id))
-    enter_queue(tx, turn, aged_at)
+    seats.count_queued(tx, 1)
+    if may_stand(turn):
+        stand_in_line(tx, turn)
     if deadline_at_ms <= tx.now_ms:
         time_out(tx, turn)
 
@@ -264,6 +268,10 @@ def requeue(tx: Tx, turn: Turn, *, deadline_at_ms: int, releases: int) -> None:
 def aged_at_ms(enqueued_at_ms: int, timeout_ms: int) -> int:
     """The first instant at which a turn is older than half its queue timeout."""
     return enqueued_at_ms + timeout_ms // 2 + 1
+
+
+def _aged_at_ms(turn: Turn) -> int:
+    return aged_at_ms(turn.enqueued_at_ms, turn.deadline_at_ms - turn.enqueued_at_ms)
 
 
 def destroy_payload(tx: Tx, turn: Turn) -> None:
