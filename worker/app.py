@@ -18,7 +18,7 @@ from schemas.names import Names
 from schemas.results import Accepted, Verdict
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from worker import broker, identity, logs
+from worker import broker, files, identity, logs
 from worker.bus.connection import Connection
 from worker.bus.errors import Denied, TlsRefused, Unauthenticated, Unavailable
 from worker.bus.options import ConnectOptions
@@ -87,7 +87,8 @@ class Worker:
         self._clock_ns = clock_ns
         self._on_stopping = on_stopping
         self._started_ms = clock_ns() // 1_000_000
-        self._id = identity.replica_id(settings.data_dir)
+        self._id = ""
+        self._lock: int | None = None
         self._stop = asyncio.Event()
         self._trouble = "the worker is starting"
         self._planes: dict[str, Sequence[SpaceComponent]] = {}
@@ -130,6 +131,7 @@ class Worker:
             StartRefused: If the worker must not start like this.
         """
         try:
+            self._claim_data_dir()
             await self._bring_up()
             self._trouble = ""
             self.ready.set()
@@ -144,6 +146,23 @@ class Worker:
             return FAILED
         finally:
             await self._shut_down()
+
+    def _claim_data_dir(self) -> None:
+        """Make sure that no other worker keeps its databases and its replica id here.
+
+        Raises:
+            StartRefused: Another one does, or the directory cannot be used.
+        """
+        directory = self._settings.data_dir
+        try:
+            self._lock = files.hold(directory / "worker.lock")
+            self._id = identity.replica_id(directory)
+        except OSError as error:
+            raise StartRefused(
+                f"the data directory {directory} cannot be used: {error.strerror}"
+            ) from error
+        if self._lock is None:
+            raise StartRefused(f"another worker already runs in the data directory {directory}")
 
     async def _bring_up(self) -> None:
         options = await self._find_broker()
@@ -279,6 +298,8 @@ class Worker:
             await _within(PHASE_TWO_S, self.conn.close(timeout_ms=800), "connection")
         if self.own_server is not None:
             await _within(2 * PHASE_TWO_S, self.own_server.stop(), "own_broker")
+        if self._lock is not None:
+            os.close(self._lock)
         log.info("worker_stopped")
 
     async def _or_stop(self, work: Awaitable[T]) -> T:
@@ -350,7 +371,8 @@ async def _up_or_closed(conn: Connection) -> None:
 async def _within(limit_s: float, work: Awaitable[object], what: str) -> None:
     """Do a part of the shutdown; whatever it does, the next part gets its turn."""
     try:
-        await asyncio.wait_for(work, limit_s)
+        async with asyncio.timeout(limit_s):
+            await work
     except TimeoutError:
         log.warning("shutdown_late", part=what)
     except Exception:

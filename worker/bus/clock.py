@@ -6,6 +6,7 @@ what the two clocks could not agree on. No wall clock of this machine takes part
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,13 @@ LIMIT_MS: Final = 1_000
 
 DRIFT_PPM: Final = 200
 """How far two clocks are assumed to part per million, between refreshes."""
+
+
+def seconds_since_boot() -> float:
+    """Seconds that never go back, and that go on while the machine sleeps where it can tell."""
+    boot_clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
+
 
 _log = structlog.get_logger("tidegate.bus")
 

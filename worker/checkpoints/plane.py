@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 
 from schemas.limits import MAX_SAFE_INTEGER
 from schemas.names import Names, kv_stream
+from schemas.results import Refusal
 from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint
 from worker import logs
-from worker.bus.clock import BrokerClock
+from worker.bus.clock import BrokerClock, seconds_since_boot
 from worker.bus.connection import Connection
 from worker.bus.delivery import Delivery
 from worker.bus.errors import BusError
@@ -24,9 +24,10 @@ from worker.checkpoints.commands import CommandHandler
 from worker.checkpoints.feed import Feed
 from worker.checkpoints.guard import Guard
 from worker.checkpoints.index import Change, FactSeen, SettledSeen, WaitingSeen
+from worker.checkpoints.looking import look, whole
 from worker.checkpoints.minting import Minter
 from worker.checkpoints.queries import CheckpointQueries
-from worker.checkpoints.records import Records, StatusAt
+from worker.checkpoints.records import Records
 from worker.checkpoints.repair import Repairer
 from worker.checkpoints.settle import Settled, Settler
 from worker.checkpoints.sweep import LEARNED_GRACE_MS, Sweep
@@ -63,7 +64,7 @@ class CheckpointPlane:
         settings: Settings,
         replica: str,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = seconds_since_boot,
     ) -> None:
         self.name = "checkpoints"
         self._conn = conn
@@ -227,7 +228,8 @@ class CheckpointPlane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._wheel is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wheel.drain(), 0.5)
+                async with asyncio.timeout(0.5):
+                    await self._wheel.drain()
         for publisher in (self._kv, self._epf, self._ept, self._res):
             await publisher.close(timeout_ms=200)
         await self._guard.close()
@@ -286,6 +288,10 @@ class CheckpointPlane:
                     self._wheel.discard(target, MAX_SAFE_INTEGER)
                 self._waiters.tell(target)
             case FactSeen(target=target):
+                # Should the status still read waiting, it has fallen behind and is to be looked at.
+                self._records.forget_waiting(target, 0)
+                if self._wheel is not None:
+                    self._wheel.discard(target, MAX_SAFE_INTEGER)
                 self._waiters.tell(target)
 
     async def _expire_coordinate(self, coordinate: Coordinate) -> None:
@@ -295,9 +301,12 @@ class CheckpointPlane:
         cause = f"{self._cause}-wheel"
         try:
             if coordinate.own:
-                await self._settler.expire_coordinate(
-                    coordinate, int(self._clock.lower_ms()), cause
-                )
+                now_ms = int(self._clock.lower_ms())
+                if now_ms < coordinate.deadline_ms:
+                    # The broker's clock was set back since the wheel looked at it.
+                    self._offer(coordinate)
+                    return
+                await self._settler.expire_coordinate(coordinate, now_ms, cause)
             else:
                 await self._expire_looked_at(
                     coordinate.target, coordinate.generation, cause, "wheel"
@@ -318,20 +327,26 @@ class CheckpointPlane:
     async def _expire_looked_at(
         self, target: Checkpoint, generation: int, cause: str, by: str
     ) -> str:
-        """Look at status and fact at the leader, then settle that generation if it is due."""
-        status, fact = await asyncio.gather(
-            self._records.status(target), self._records.fact(target)
-        )
-        if not isinstance(status, StatusAt) or status.record.state != "waiting":
+        """Look at the checkpoint at the leader, then settle that generation if it is due."""
+        it = whole(target, await look(self._records, target))
+        if isinstance(it, Refusal):
             return "not-waiting"
-        if fact is not None:
-            await self._settler.restore_from_fact(target, status, fact, cause)
+        record = it.status.record
+        if record.state != "waiting":
+            if it.fact is None:
+                # Whoever settled it was cut off before the fact stood.
+                await self._settler.finish(target, it.status, won=False, by=by)
+            return "not-waiting"
+        if it.fact is not None:
+            await self._settler.restore_from_fact(target, it.status, it.fact, cause)
             return "not-waiting"
         now_ms = int(self._clock.lower_ms())
-        if status.record.deadlineGeneration != generation or now_ms < status.record.deadline:
+        if record.deadlineGeneration != generation or now_ms < record.deadline:
             return "stale"
-        outcome = await self._settler.expire(target, status, now_ms, cause, by=by)
-        return "settled" if outcome.won else "not-waiting"
+        outcome = await self._settler.expire(target, it.status, now_ms, cause, by=by)
+        if outcome.won:
+            return "settled"
+        return "stale" if outcome.status.record.state == "waiting" else "not-waiting"
 
     async def _check_streams(self) -> None:
         await self._guard.check(self._settler, self._forget)

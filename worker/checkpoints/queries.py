@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Mapping
 
@@ -108,10 +109,9 @@ class CheckpointQueries:
                 left_s = end - loop.time()
                 if (settled and it.fact is not None) or left_s <= 0:
                     return _waited(target, it, settled=settled)
-                try:
-                    await asyncio.wait_for(told.wait(), min(left_s, POLL_MS / 1000))
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, POLL_MS / 1000)):
+                        await told.wait()
 
 
 def _waited(target: Checkpoint, it: Whole, *, settled: bool) -> Accepted:

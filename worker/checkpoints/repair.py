@@ -1,6 +1,6 @@
 """Repairing one checkpoint: the sweep does it to each, the verb ``repair`` to the one named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from schemas import headers as h
 from schemas import subjects
@@ -12,6 +12,7 @@ from schemas.subjects import Checkpoint, own_timer
 from schemas.views import RepairedFact
 from worker import logs, metrics
 from worker.bus.jetstream import JetStream
+from worker.bus.messages import StoredMessage
 from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context
 from worker.checkpoints.looking import Whole, look, whole
@@ -129,7 +130,7 @@ class Repairer:
         return status
 
     async def _repair_settled(self, target: Checkpoint, it: Whole, repairs: list[str]) -> None:
-        left = await self._armed_seq_of_any(target)
+        left = await self._all_armed(target)
         if it.fact is None:
             repairs.append("fact-published")
         if left:
@@ -141,19 +142,18 @@ class Repairer:
         """Whether a timer of this coordinate is armed, by us or by a foreign owner."""
         own = subjects.timer(self._names, own_timer(self._names, target), "armed")
         message = await self._js.last_message(self._names.ept_stream, own)
-        if message is None:
-            return await self._armed_seq_of_any(target)
-        try:
-            body = TimerBody.from_bytes(message.data)
-        except BadInput:
-            return False
-        scheduled = message.headers.get(h.SCHEDULE) is not None
-        return scheduled and (body.generation, body.deadline) == (generation, deadline_ms)
+        if message is not None:
+            return _is_timer_of(message, generation, deadline_ms)
+        for subject in await self._all_armed(target):
+            message = await self._js.last_message(self._names.ept_stream, subject)
+            if message is not None and _is_timer_of(message, generation, deadline_ms):
+                return True
+        return False
 
-    async def _armed_seq_of_any(self, target: Checkpoint) -> bool:
+    async def _all_armed(self, target: Checkpoint) -> Iterable[str]:
         pattern = f"{self._names.prefix}.ept.{target.wire_endpoint}.*.*.{target.token}.armed"
         info = await self._js.stream_info(self._names.ept_stream, subjects_filter=pattern)
-        return bool(info.subjects)
+        return info.subjects
 
     async def _tell(
         self, target: Checkpoint, status: StatusAt, repairs: list[str], cause: str
@@ -178,3 +178,12 @@ class Repairer:
             fact.to_bytes(),
             headers={h.CAUSE: cause},
         )
+
+
+def _is_timer_of(message: StoredMessage, generation: int, deadline_ms: int) -> bool:
+    try:
+        body = TimerBody.from_bytes(message.data)
+    except BadInput:
+        return False
+    scheduled = message.headers.get(h.SCHEDULE) is not None
+    return scheduled and (body.generation, body.deadline) == (generation, deadline_ms)

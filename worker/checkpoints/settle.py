@@ -150,18 +150,21 @@ class Settler:
         cause = status.cause or "_worker/unknown"
         # The fact stands before the result says so; timer and observers may come with the result.
         await self._records.put_fact(target, fact_of(target, status.record), cause)
-        rest: list[Telling] = [
-            lambda: self._withdraw(target, by),
-            lambda: self._tell(target, status.record, cause, trace),
-        ]
-        if telling is None:
-            await together(*(step() for step in rest))
-        else:
-            telling.extend(rest)
         self._remember(target, status.record.deadlineGeneration)
         if won:
             self._count(status.record, by)
         self._on_settled(Settled(target, status, won))
+        if telling is not None:
+            telling.append(lambda: self._tell(target, status.record, cause, trace))
+            telling.append(lambda: self._withdraw(target, by))
+            return
+        try:
+            # The timer goes last: as long as it stands, its fire brings somebody back to finish.
+            await self._tell(target, status.record, cause, trace)
+            await self._withdraw(target, by)
+        except BaseException:
+            self._lately.pop(target, None)
+            raise
 
     async def expire(
         self, target: Checkpoint, at: StatusAt, now_ms: int, cause: str, *, by: str
@@ -229,7 +232,7 @@ class Settler:
 
     async def _withdraw(self, target: Checkpoint, by: str) -> None:
         stood = await self._writer.withdraw(subjects.own_timer(self._names, target))
-        if stood or by in ("wheel", "fire"):
+        if by in ("wheel", "fire") or (stood and by != "sweep"):
             return
         # A foreign owner's instance and epoch only the stream knows.
         pattern = f"{self._names.prefix}.ept.{target.wire_endpoint}.*.*.{target.token}.armed"

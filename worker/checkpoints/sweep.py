@@ -5,6 +5,7 @@ then once an hour, it also compares the timers that stand with the checkpoints t
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -98,10 +99,9 @@ class Sweep:
                     passes += 1
                 except BusError as error:
                     log.warning("sweep_put_off", space=self._names.space, reason=error.reason)
-            try:
-                await asyncio.wait_for(self._asked.wait(), self._interval_ms / 1000)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_ms / 1000):
+                    await self._asked.wait()
 
     async def sweep(self, *, audit: bool) -> None:
         """One pass.

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 
 from schemas import headers as h
 from schemas import subjects
-from schemas.codes import BadInput
+from schemas.codes import BadInput, Code
 from schemas.names import Names
 from schemas.records import TimerBody
 from schemas.subjects import Checkpoint
 from worker import logs, metrics
+from worker.bus.errors import BusError
 from worker.bus.pull import Delivery
+from worker.errors import TidegateError
 from worker.timers.wheel import LowerClock
 from worker.timers.writer import Prove
 
@@ -23,7 +25,8 @@ log = logs.get()
 MAX_EARLY_WAIT_MS = 60_000
 
 Expire = Callable[[Checkpoint, int], Awaitable[str]]
-"""Settles one generation as expired; answers ``settled``, ``not-waiting`` or ``stale``."""
+"""Settles one generation as expired, or finishes what another settled; answers ``settled``,
+``not-waiting`` or ``stale``."""
 
 
 class FireHandler:
@@ -57,7 +60,20 @@ class FireHandler:
         Raises:
             TidegateError: On a transient fault; the puller asks for it again later.
         """
-        verdict, wait_ms = await self._judge(delivery)
+        try:
+            verdict, wait_ms = await self._judge(delivery)
+        except TidegateError as error:
+            if error.code is not Code.INTERNAL or isinstance(error, BusError):
+                raise
+            # Nobody acts on a record that is inconsistent, however often it fires.
+            log.exception(
+                "timer_fire_refused",
+                space=self._names.space,
+                subject=delivery.subject,
+                reason=error.reason,
+            )
+            await delivery.term()
+            return
         metrics.TIMER_FIRES.labels(verdict).inc()
         if verdict == "early":
             await delivery.nak(min(wait_ms, MAX_EARLY_WAIT_MS))
@@ -86,8 +102,11 @@ class FireHandler:
         if self._settled_lately(target, body.generation):
             return "not-waiting", 0
         proof = await self._prove(target)
-        if proof is None or not proof.waiting:
+        if proof is None:
             return "not-waiting", 0
+        if not proof.waiting:
+            # Looked at all the same: a settlement that was cut off is finished then.
+            return await self._expire(target, body.generation), 0
         if proof.generation != body.generation:
             return "stale", 0
         wait_ms = proof.deadline_ms - self._clock.lower_ms()

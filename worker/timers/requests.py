@@ -7,12 +7,14 @@ about nothing but the coordinate, which the leader must confirm.
 
 from schemas import headers as h
 from schemas import subjects
-from schemas.codes import BadInput
+from schemas.codes import BadInput, Code
 from schemas.limits import MAX_DEADLINE_AHEAD_MS
 from schemas.names import Names
 from schemas.records import TimerBody
 from worker import logs, metrics
+from worker.bus.errors import BusError
 from worker.bus.pull import Delivery
+from worker.errors import TidegateError
 from worker.timers.wheel import LowerClock
 from worker.timers.writer import Armed, TimerWriter
 
@@ -66,7 +68,21 @@ class RequestHandler:
             )
             await delivery.term()
             return
-        outcome = await self._writer.arm(owner, body)
+        try:
+            outcome = await self._writer.arm(owner, body)
+        except TidegateError as error:
+            if error.code is not Code.INTERNAL or isinstance(error, BusError):
+                raise
+            log.exception(
+                "timer_request_refused",
+                space=self._names.space,
+                code=error.code,
+                reason=error.reason,
+                seq=delivery.stream_seq,
+            )
+            metrics.TIMER_ARMS.labels("refused").inc()
+            await delivery.term()
+            return
         log.debug(
             "timer_request_done",
             space=self._names.space,

@@ -5,6 +5,7 @@ path, and both go through the same compare-and-set, so the wheel may forget anyt
 """
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable
@@ -162,10 +163,9 @@ class Wheel:
     async def _sleep(self, wait_ms: float | None) -> None:
         # A long sleep is cut short so that a step of the broker's clock is noticed within a second.
         timeout_s = 1.0 if wait_ms is None else min(wait_ms / 1000, 1.0)
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
 
 def _supersedes(new: Coordinate, known: Coordinate) -> bool:

@@ -65,7 +65,8 @@ class HealthServer:
     async def stop(self) -> None:
         """Stop to listen; never takes longer than two seconds and never raises."""
         try:
-            await asyncio.wait_for(self._runner.cleanup(), 2 * SHUTDOWN_S)
+            async with asyncio.timeout(2 * SHUTDOWN_S):
+                await self._runner.cleanup()
         except (TimeoutError, OSError):
             return
 
