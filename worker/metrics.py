@@ -36,7 +36,8 @@ SETTLE_SECONDS = Histogram(
 )
 TIMER_ARMS = Counter(
     "tidegate_timer_arms",
-    "What the timer writer did: armed, settled, unknown, stale, conflict, refused, cancelled.",
+    "What the timer writer did: armed, settled, unknown, stale, too-far, conflict, refused, "
+    "cancelled.",
     ("outcome",),
     registry=REGISTRY,
 )

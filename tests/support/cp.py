@@ -227,8 +227,12 @@ class Desk:
 
     async def all_armed(self, target: Checkpoint | None = None) -> list[str]:
         """Subjects of every armed timer, ours and foreign, of one checkpoint or of all."""
+        return await self.timers(target, "armed")
+
+    async def timers(self, target: Checkpoint | None = None, kind: str = "*") -> list[str]:
+        """Subjects of the timer stream that hold something."""
         wire, token = ("*", "*") if target is None else (target.wire_endpoint, target.token)
-        pattern = f"{self.names.prefix}.ept.{wire}.*.*.{token}.armed"
+        pattern = f"{self.names.prefix}.ept.{wire}.*.*.{token}.{kind}"
         info = await self.js.stream_info(self.names.ept_stream, subjects_filter=pattern)
         return sorted(info.subjects)
 
@@ -239,7 +243,10 @@ class Desk:
         found: list[StoredMessage] = []
         try:
             while reader.pending and not (found and found[-1].seq >= info.last_seq):
-                found += await reader.next_batch(2_000, 2_000)
+                batch = await reader.next_batch(2_000, 1_000)
+                if not batch:
+                    break  # what was pending has left the stream meanwhile
+                found += batch
         finally:
             await reader.close()
         return found
