@@ -66,6 +66,7 @@ VERB_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
 _LOOKS_AT_RUNS = frozenset({Role.MINTER, Role.HOLDER, Role.OPERATOR, Role.OBSERVER})
 _LOOKS_AT_TURNS = frozenset({Role.CONNECTOR, Role.OPERATOR, Role.OBSERVER})
 _WATCHES = frozenset({Role.OPERATOR, Role.OBSERVER})
+_OPERATES = frozenset({Role.OPERATOR})
 
 QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
     {
@@ -81,6 +82,13 @@ QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
         ("adm", "payload"): frozenset({Role.CONNECTOR}),
         ("cap", "show"): frozenset({Role.DELEGATE, Role.OPERATOR}),
         ("sys", "status"): frozenset(Role) - {Role.WORKER},
+        ("sys", "digest"): _WATCHES,
+        ("sys", "snapshots"): _WATCHES,
+        ("sys", "snapshot"): _OPERATES,
+        ("sys", "trim"): _OPERATES,
+        ("sys", "prune"): _OPERATES,
+        ("sys", "ruleset"): _OPERATES,
+        ("sys", "rebase"): _OPERATES,
     }
 )
 """``(plane, name)`` of a query to the roles that may ask it."""
@@ -108,7 +116,10 @@ _PREFIXES = {
     Role.OPERATOR: OPERATOR_PREFIX,
 }
 
-if not VERB_ROLES.keys() == BODIES.keys() == KEYS.keys() or QUERY_ROLES.keys() != QUERIES.keys():
+if (
+    not VERB_ROLES.keys() == BODIES.keys() == KEYS.keys()
+    or not QUERIES.keys() <= QUERY_ROLES.keys()
+):
     raise RuntimeError("every verb and query has a body and a role")  # pragma: no cover
 
 

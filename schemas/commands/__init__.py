@@ -46,7 +46,7 @@ QUERIES: Mapping[tuple[str, str], type[Query]] = MappingProxyType(
         ("adm", "events"): adm.EventsQuery,
         ("adm", "payload"): adm.PayloadQuery,
         ("cap", "show"): cap.ShowQuery,
-        ("sys", "status"): cap.StatusQuery,
+        ("sys", "status"): sys.StatusQuery,
     }
 )
 """``(plane, name)`` to the model of a query's body."""

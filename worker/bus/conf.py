@@ -17,25 +17,37 @@ WORKER_USER: Final = "worker"
 CLIENT_USER: Final = "client"
 
 
+LONGEST_LINE: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A value that the server takes from its environment when it starts, and refuses to miss."""
+
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class User:
     """One login.
 
     Attributes:
         name: User name, or a public nkey if there is no password.
-        password: Plain text or a bcrypt hash; ``None`` for an nkey.
+        password: Plain text, a bcrypt hash or a variable; ``None`` for an nkey.
         account: ``W`` or ``C``.
         publish: Subjects it may publish to; ``None`` is everything in its account.
         subscribe: Subjects it may subscribe to; ``None`` is everything in its account.
         allow_responses: Whether it may answer what it was asked, without a right of its own.
+        comment: What is said of it in the configuration.
     """
 
     name: str
-    password: str | None = field(repr=False)
+    password: str | Variable | None = field(repr=False)
     account: Literal["W", "C"]
     publish: tuple[str, ...] | None = None
     subscribe: tuple[str, ...] | None = None
     allow_responses: bool = False
+    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +95,14 @@ def render(
     spaces: Sequence[Space],
     users: Sequence[User],
     *,
-    store_dir: Path,
+    store_dir: Path | Variable,
     listen: str = "127.0.0.1:4222",
     no_auth_user: str | None = None,
     tls: Tls | None = None,
     extra: str = "",
     sync_always: bool = True,
+    jetstream_extra: str = "",
+    deny_by_default: bool = False,
 ) -> str:
     """The text of a server configuration.
 
@@ -101,6 +115,8 @@ def render(
         tls: Offer and require TLS.
         extra: Further top-level lines, such as a monitoring port or a cluster.
         sync_always: Acknowledge only what is on the disk; off only to measure what it costs.
+        jetstream_extra: Further lines of the JetStream block, such as encryption.
+        deny_by_default: A user that is added by hand without permissions may do nothing.
     """
     lines = [f"listen: {_quote(listen)}"]
     if no_auth_user is not None:
@@ -109,14 +125,17 @@ def render(
         lines += _tls_lines(tls)
     if extra:
         lines.append(extra.strip())
-    sync = ", sync_interval: always" if sync_always else ""
+    store = f"${store_dir.name}" if isinstance(store_dir, Variable) else _quote(str(store_dir))
+    jetstream = [f"store_dir: {store}"]
+    if sync_always:
+        jetstream.append("sync_interval: always")
     lines += [
         "# Acknowledge only what is on the disk: without this line a power cut takes back",
         "# messages that were acknowledged before.",
-        f"jetstream {{ store_dir: {_quote(str(store_dir))}{sync} }}",
+        *_jetstream(jetstream, jetstream_extra),
         "accounts {",
-        *_account(WORKER_ACCOUNT, spaces, users),
-        *_account(CLIENT_ACCOUNT, spaces, users),
+        *_account(WORKER_ACCOUNT, spaces, users, deny_by_default),
+        *_account(CLIENT_ACCOUNT, spaces, users, deny_by_default),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -143,7 +162,9 @@ def embedded(
     )
 
 
-def _account(name: str, spaces: Sequence[Space], users: Sequence[User]) -> list[str]:
+def _account(
+    name: str, spaces: Sequence[Space], users: Sequence[User], deny_by_default: bool
+) -> list[str]:
     worker = name == WORKER_ACCOUNT
     exports: list[str] = []
     imports: list[str] = []
@@ -160,7 +181,13 @@ def _account(name: str, spaces: Sequence[Space], users: Sequence[User]) -> list[
     lines = [f"  {name} {{"]
     if worker:
         lines.append("    jetstream: enabled")
-    lines += _block("users", [_user(user) for user in users if user.account == name])
+    if deny_by_default:
+        lines.append(
+            '    default_permissions: { publish: { deny: ">" }, subscribe: { deny: ">" } }'
+        )
+    lines += _block(
+        "users", [line for user in users if user.account == name for line in _user(user)]
+    )
     lines += _block("exports", exports)
     lines += _block("imports", imports)
     return [*lines, "  }"]
@@ -174,25 +201,41 @@ def _import(kind: str, account: str, subject: str) -> str:
     return f"{{ {kind}: {{ account: {account}, subject: {_quote(subject)} }} }}"
 
 
-def _user(user: User) -> str:
-    parts = []
+def _jetstream(settings: list[str], extra: str) -> list[str]:
+    if not extra:
+        return [f"jetstream {{ {', '.join(settings)} }}"]
+    lines = [*settings, *extra.strip().splitlines()]
+    return ["jetstream {", *(f"  {line}" for line in lines), "}"]
+
+
+def _user(user: User) -> list[str]:
+    """A user on one line if it fits, else with one subject a line, for people to read."""
     if user.password is None and user.name.startswith("U") and len(user.name) == 56:
-        parts.append(f"nkey: {_quote(user.name)}")
+        login = [f"nkey: {_quote(user.name)}"]
     else:
-        parts.append(f"user: {_quote(user.name)}")
-        if user.password is not None:
-            parts.append(f"password: {_quote(user.password)}")
-    permissions = []
+        login = [f"user: {_quote(user.name)}"]
+        match user.password:
+            case Variable(name=name):
+                login.append(f"password: ${name}")
+            case str(password):
+                login.append(f"password: {_quote(password)}")
+    permissions: list[tuple[str, str, list[str]]] = []
     for verb, subjects in (("publish", user.publish), ("subscribe", user.subscribe)):
-        if subjects:
-            permissions.append(f"{verb}: {{ allow: [{', '.join(map(_quote, subjects))}] }}")
-        elif subjects is not None:
-            permissions.append(f'{verb}: {{ deny: [">"] }}')
-    if user.allow_responses:
-        permissions.append("allow_responses: true")
-    if permissions:
-        parts.append(f"permissions: {{ {', '.join(permissions)} }}")
-    return f"{{ {', '.join(parts)} }}"
+        if subjects is not None:
+            rule = "allow" if subjects else "deny"
+            permissions.append((verb, rule, [_quote(subject) for subject in subjects or (">",)]))
+    parts = [f"{verb}: {{ {rule}: [{', '.join(what)}] }}" for verb, rule, what in permissions]
+    answers = ["allow_responses: true"] if user.allow_responses else []
+    rights = [*parts, *answers]
+    short = [*login, *([f"permissions: {{ {', '.join(rights)} }}"] if rights else [])]
+    line = f"{{ {', '.join(short)} }}"
+    comment = [f"# {text}" for text in user.comment.splitlines()]
+    if len(line) <= LONGEST_LINE:
+        return [*comment, line]
+    lines = ["{", f"  {', '.join(login)}", "  permissions: {"]
+    for verb, rule, what in permissions:
+        lines += [f"    {verb}: {{ {rule}: [", *(f"      {one}" for one in what), "    ] }"]
+    return [*comment, *lines, *(f"    {answer}" for answer in answers), "  }", "}"]
 
 
 def _tls_lines(tls: Tls) -> list[str]:

@@ -28,6 +28,21 @@ def register(app: typer.Typer) -> None:
         replicas: Annotated[
             int | None, typer.Option("--replicas", help="Replicas of each stream, 1 or 3.")
         ] = None,
+        print_conf: Annotated[
+            bool,
+            typer.Option(
+                "--print-conf",
+                help="Print a nats.conf for these spaces, with a user of every role, and stop.",
+            ),
+        ] = False,
+        endpoints: Annotated[
+            list[str] | None,
+            typer.Option("--endpoint", help="With --print-conf: where its minter may mint."),
+        ] = None,
+        persons: Annotated[
+            list[str] | None,
+            typer.Option("--person", help="With --print-conf: whose caps its delegate keeps."),
+        ] = None,
         nats: NatsOption = None,
         config: ConfigOption = None,
         as_json: JsonFlag = False,
@@ -38,7 +53,25 @@ def register(app: typer.Typer) -> None:
         """
         flags = {"nats_url": nats, "spaces": spaces, "replicas": replicas}
         settings = common.load_settings(flags, config).settings
+        if print_conf:
+            print(_conf(settings, endpoints or ["runs"], persons or ["alice"]), end="")
+            return
+        if endpoints or persons:
+            common.usage("--endpoint", "--endpoint and --person go with --print-conf")
         raise typer.Exit(common.run_async(_setup(settings, new, as_json)))
+
+
+def _conf(settings: "Settings", endpoints: list[str], persons: list[str]) -> str:
+    from schemas import tokens
+    from schemas.names import Names
+    from worker.bus import users
+
+    if not all(map(tokens.is_endpoint, endpoints)):
+        common.usage("--endpoint", "an endpoint is dotted labels such as runs.nightly")
+    if not all(map(tokens.is_user, persons)):
+        common.usage("--person", "a person's id matches [A-Za-z0-9-]{1,100}")
+    spaces = [Names(settings.root, space) for space in settings.spaces]
+    return users.production(spaces, endpoints, persons)
 
 
 async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
