@@ -7,6 +7,7 @@ owner only, so that the commands on the same machine find the URL and the worker
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from schemas.codes import Code
 from worker import files
@@ -133,4 +134,5 @@ def _own(settings: Settings) -> OwnBroker:
 def _inbox_prefix(settings: Settings) -> str:
     if settings.nats_inbox_prefix is not None:
         return settings.nats_inbox_prefix
-    return f"_INBOX_{settings.nats_user}" if settings.nats_user else "_INBOX"
+    user = settings.nats_user or urlsplit(settings.servers[0]).username
+    return f"_INBOX_{user}" if user else "_INBOX"

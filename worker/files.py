@@ -1,5 +1,6 @@
 """Small private files: written whole or not at all, readable by their owner only."""
 
+import fcntl
 import os
 import secrets
 from pathlib import Path
@@ -33,6 +34,22 @@ def create_private(path: Path, content: bytes) -> bool:
 def replace_private(path: Path, content: bytes) -> None:
     """Write a file, replacing the one that was there; a reader sees the old one or the new one."""
     _write_beside(path, content).replace(path)
+
+
+def hold(path: Path) -> int | None:
+    """Lock a file for as long as this process lives, or until the descriptor is closed.
+
+    Returns:
+        The descriptor, or ``None`` if another process holds it.
+    """
+    private_dir(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _write_beside(path: Path, content: bytes) -> Path:

@@ -136,6 +136,11 @@ class Settings(BaseSettings):
     permit_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(
         2_000, description="How long an authorization may be acted on, ms; used by setup."
     )
+    principal: str | None = Field(
+        None,
+        description="Who commands of the command line speak as; by default the broker user, "
+        "else the identity kept here.",
+    )
     timeout_ms: Milliseconds = Field(
         10_000, description="How long commands of the command line wait for a result, ms."
     )
@@ -163,6 +168,13 @@ class Settings(BaseSettings):
     def _one_or_three(cls, value: int) -> int:
         if value not in (1, 3):
             raise ValueError("must be 1 or 3")
+        return value
+
+    @field_validator("principal")
+    @classmethod
+    def _principal_is_a_token(cls, value: str | None) -> str | None:
+        if value is not None and not tokens.is_principal(value):
+            raise ValueError("must match [A-Za-z0-9_-]{1,64}")
         return value
 
     @field_validator("root")

@@ -137,6 +137,21 @@ async def test_tls_that_is_none_is_refused_and_no_password_is_sent(space: Space)
     assert b"CONNECT" not in proxy.seen_from_client
 
 
+async def test_two_workers_never_share_a_data_directory(space: Space) -> None:
+    async with running(space.settings()):
+        assert "another worker already runs in" in await refusal(space.settings())
+    async with running(space.settings()):
+        pass
+
+
+async def test_a_data_directory_that_cannot_be_used_is_named(
+    bare_space: Space, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    sentence = await refusal(bare_space.settings(data_dir=tmp_path / "file" / "data"))
+    assert str(tmp_path / "file" / "data") in sentence
+
+
 def test_a_refused_start_exits_with_3_and_one_sentence(bare_space: Space) -> None:
     done = command(["run"], space_environment(bare_space), timeout_s=8)
     assert done.returncode == 3

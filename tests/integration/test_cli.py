@@ -186,3 +186,12 @@ def test_setup_with_a_clients_rights_is_refused(space: Space, tmp_path: Path) ->
     shell = Shell(space, tmp_path / "user")
     shell.run("setup", code=3)
     assert "JetStream" in shell.said
+
+
+def test_without_as_the_broker_user_speaks(space: Space, tmp_path: Path) -> None:
+    env = space_environment(space, data_dir=tmp_path / "user")
+    named = command(["cp", "list", "--timeout", "300ms"], env)
+    assert "made an identity for worker" in named.stderr
+    env["TIDEGATE_PRINCIPAL"] = "_op"
+    set_ = command(["cp", "list", "--timeout", "300ms"], env)
+    assert "made an identity for _op" in set_.stderr

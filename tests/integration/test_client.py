@@ -121,6 +121,7 @@ async def test_no_result_in_time_is_an_unknown_outcome_that_can_be_asked_for(spa
 
 async def test_a_result_that_was_missed_is_looked_up(space: Space, worker: RunningWorker) -> None:
     async with space.client() as client:
+        await client.cp.mint("build", "first", deadline_at_ms=in_an_hour())
         assert client._results is not None
         await client._results.unsubscribe()
         minted = await client.cp.mint("build", "one", deadline_at_ms=in_an_hour())
@@ -299,10 +300,13 @@ async def guarded(own_server: Callable[..., Server], tmp_path: Path) -> tuple[Sp
     return space, "limited-password"
 
 
-def guarded_conf(server: Server, *, may_mint: bool) -> str:
+def guarded_conf(server: Server, *, may_mint: bool, hears_results: bool = True) -> str:
     publish = ["tidegate.main.qry.limited.>"]
     if may_mint:
         publish.append("tidegate.main.cmd.limited.*.cp.mint.>")
+    subscribe = ["_INBOX_limited.>"]
+    if hears_results:
+        subscribe.append("tidegate.main.res.limited.>")
     users = (
         conf.User(conf.WORKER_USER, WORKER_PASSWORD, "W"),
         conf.User(
@@ -310,14 +314,14 @@ def guarded_conf(server: Server, *, may_mint: bool) -> str:
             "limited-password",
             "C",
             publish=tuple(publish),
-            subscribe=("_INBOX_limited.>", "tidegate.main.res.limited.>"),
+            subscribe=tuple(subscribe),
         ),
     )
     return conf.render(
         spaces_of("tidegate", ["main"]),
         users,
         store_dir=server.directory / "store",
-        listen="127.0.0.1:-1",
+        listen=f"127.0.0.1:{server.port or -1}",
     )
 
 
@@ -336,22 +340,32 @@ async def test_a_missing_permission_is_said_at_once(guarded: tuple[Space, str]) 
             await client.cp.mint("build", "one", deadline_at_ms=in_an_hour())
         assert time.monotonic() - began < 1
         assert caught.value.code is Code.PERMISSION_DENIED
-        with pytest.raises(Denied):
-            async with limited(space, password, as_="alice"):
-                pass
+        async with limited(space, password, as_="alice") as other:
+            with pytest.raises(Denied):
+                await other.cp.mint("build", "one", deadline_at_ms=in_an_hour())
+            with pytest.raises(Denied):
+                await other.cp.list()
         assert (await client.cp.list()).items == ()
+
+
+async def test_who_may_only_look_needs_no_right_to_results(guarded: tuple[Space, str]) -> None:
+    space, _ = guarded
+    space.server.rewrite(guarded_conf(space.server, may_mint=False, hears_results=False))
+    space.server.reload()
+    async with running(space.settings()), limited(space, "limited-password") as client:
+        assert (await client.cp.list()).items == ()
+        with pytest.raises(Denied):
+            await client.cp.mint("build", "one", deadline_at_ms=in_an_hour())
 
 
 async def test_a_permission_taken_away_is_said_at_once(guarded: tuple[Space, str]) -> None:
     space, password = guarded
     server = space.server
-    fixed = f'listen: "127.0.0.1:{server.port}"'
-    server.rewrite(guarded_conf(server, may_mint=True).replace('listen: "127.0.0.1:-1"', fixed))
+    server.rewrite(guarded_conf(server, may_mint=True))
     server.reload()
     async with running(space.settings()), limited(space, password) as client:
         await client.cp.mint("build", "one", deadline_at_ms=in_an_hour())
-        text = guarded_conf(server, may_mint=False)
-        server.rewrite(text.replace('listen: "127.0.0.1:-1"', fixed))
+        server.rewrite(guarded_conf(server, may_mint=False))
         server.reload()
         async with asyncio.timeout(5):
             while True:

@@ -150,6 +150,26 @@ async def test_a_broker_that_goes_for_a_while_is_outlived(
     assert worker.exit_code is None
 
 
+def test_a_frozen_broker_is_noticed_and_outlived(
+    own_space: Space, own_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = own_worker().wait_ready()
+    own_space.server.send(signal.SIGSTOP)
+    try:
+        worker.wait_for(has("broker"), 10)
+    finally:
+        own_space.server.send(signal.SIGCONT)
+    worker.wait_ready(15)
+    assert worker.liveness() == []
+
+
+def test_an_idle_worker_is_small(process_worker: Callable[..., WorkerProcess]) -> None:
+    worker = process_worker().wait_ready()
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    (resident,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    assert int(resident.split()[1]) <= 100 * 1024
+
+
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100

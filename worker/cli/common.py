@@ -22,7 +22,7 @@ from worker.errors import StartRefused, TidegateError
 
 if TYPE_CHECKING:
     from worker.client import Client
-    from worker.settings import Loaded
+    from worker.settings import Loaded, Settings
 
 T = TypeVar("T")
 
@@ -60,7 +60,8 @@ AsOption = Annotated[
     str | None,
     typer.Option(
         "--as",
-        help="Who speaks: a principal kept here (see identity), or principal.uid.",
+        help="Who speaks: a principal, with the uid kept here (see identity), or principal.uid; "
+        "by default TIDEGATE_PRINCIPAL, else the broker user, else the identity kept here.",
         metavar="PRINCIPAL",
     ),
 ]
@@ -136,7 +137,7 @@ def session(
     return Session(
         loaded=loaded,
         space=space or settings.spaces[0],
-        speaker=_speaker(settings.data_dir, as_),
+        speaker=_speaker(settings, as_),
         as_json=as_json,
         timeout_ms=duration("--timeout", timeout) if timeout else settings.timeout_ms,
     )
@@ -156,30 +157,45 @@ def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
     return loaded
 
 
-def _speaker(data_dir: Path, as_: str | None) -> Speaker:
+def _speaker(settings: "Settings", as_: str | None) -> Speaker:
+    from worker import identity
+
+    if as_ is not None:
+        principal, dot, uid = as_.partition(".")
+        if dot:
+            try:
+                return Speaker(principal, uid)
+            except BadInput as bad:
+                usage("--as", bad.message)
+        if not principal:
+            usage("--as", "names nobody")
+    else:
+        principal = settings.principal or _broker_user(settings) or ""
+    kept = identity.find(settings.data_dir, principal or None)
+    if kept is None:
+        name = principal or _local_user()
+        kept = identity.init(settings.data_dir, name, identity.new_uid())
+        if kept.created:
+            say(f"tidegate: made an identity for {kept.speaker.principal} in {kept.path}")
+    return kept.speaker
+
+
+def _broker_user(settings: "Settings") -> str | None:
+    """The broker user, if it could be a principal: permissions are given to it by that name."""
+    from schemas import tokens
+
+    user = settings.nats_user
+    return user if user and tokens.is_principal(user) else None
+
+
+def _local_user() -> str:
     import getpass
     import re
 
-    from worker import identity
-
-    principal, dot, uid = (as_ or "").partition(".")
-    if dot:
-        try:
-            return Speaker(principal, uid)
-        except BadInput as bad:
-            usage("--as", bad.message)
-    kept = identity.find(data_dir, principal or None)
-    if kept is not None:
-        return kept.speaker
-    if not principal:
-        try:
-            principal = re.sub(r"[^A-Za-z0-9-]+", "-", getpass.getuser()).strip("-")[:64]
-        except (KeyError, OSError):
-            principal = ""
-    kept = identity.init(data_dir, principal or "me", identity.new_uid())
-    if kept.created:
-        say(f"tidegate: made an identity for {kept.speaker.principal} in {kept.path}")
-    return kept.speaker
+    try:
+        return re.sub(r"[^A-Za-z0-9-]+", "-", getpass.getuser()).strip("-")[:64] or "me"
+    except (KeyError, OSError):
+        return "me"
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -102,6 +102,7 @@ class Client:
         self._name = name
         self._conn: Connection | None = None
         self._results: Subscription | None = None
+        self._listening = asyncio.Lock()
         self._waiting = Waiting()
         self._epoch: str | None = None
 
@@ -118,23 +119,17 @@ class Client:
         await self.close()
 
     async def open(self) -> None:
-        """Connect and listen for results.
+        """Connect.
 
         Raises:
             BusError: If the broker cannot be reached or refuses us.
         """
         self._conn = await Connection.open(self._options, name=self._name)
-        try:
-            self._results = await self._conn.subscribe(
-                subjects.results_of(self.names, self.speaker), self._on_result
-            )
-        except BaseException:
-            await self.close()
-            raise
 
     async def close(self) -> None:
         """Disconnect; calls that still wait time out."""
         conn, self._conn = self._conn, None
+        self._results = None
         if conn is not None:
             await conn.close(timeout_ms=1_000)
 
@@ -211,6 +206,7 @@ class Client:
         pending = self._waiting.add(command_id)
         try:
             async with asyncio.timeout((timeout_ms or self.timeout_ms) / 1000):
+                await self._listen()
                 return await self._carry_out(sent, pending)
         except TimeoutError:
             raise CallTimeout(command_id, stored=bool(pending.seqs)) from None
@@ -271,6 +267,14 @@ class Client:
                 raise
             except Unavailable as error:
                 await patience.lost(self.conn.connected, error)
+
+    async def _listen(self) -> None:
+        """Listen for results, from the first command on: who only looks needs no right to it."""
+        async with self._listening:
+            if self._results is None:
+                self._results = await self.conn.subscribe(
+                    subjects.results_of(self.names, self.speaker), self._on_result
+                )
 
     async def _carry_out(self, sent: _Sent, pending: Pending) -> Result:
         """Store the command, wait for a result, and ask again ever more rarely until there is one.
