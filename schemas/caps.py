@@ -1,7 +1,9 @@
 """What results, facts and queries of the cap plane show, and what a predecessor left behind."""
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -91,6 +93,16 @@ class StopView(Closed):
     generation: Generation
     quiet_after_ms: Instant
     expires_at_ms: Instant | None = None
+
+
+class BumpView(Closed):
+    """Data of the result ``bumped``.
+
+    Attributes:
+        generation: The new one.
+    """
+
+    generation: Generation
 
 
 class CapSettings(Closed):
@@ -199,6 +211,21 @@ class RefusedFact(Message):
     reason: WhyNot | Literal["internal"]
     amount: Generation
     grant_expires_at_ms: Instant
+
+
+FACTS: Final[Mapping[str, type[Message]]] = MappingProxyType(
+    {
+        "reserved": GrantFact,
+        "confirmed": GrantFact,
+        "superseded": GrantFact,
+        "revoked": GrantFact,
+        "expired": GrantFact,
+        "stopped": StoppedFact,
+        "bumped": BumpedFact,
+        "refused": RefusedFact,
+    }
+)
+"""Kind to the body of ``fact.cap.<kind>.<user>``."""
 
 
 class ImportView(Closed):

@@ -7,6 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.caps import (
+    BumpView,
+    CapDetail,
+    CapSettings,
+    CapView,
+    ImportView,
+    Permit,
+    StopView,
+)
+from schemas.model import Closed
+
 HOUR_MS = 3_600_000
 SECOND_MS = 1_000
 DELEGATE = "delia"
@@ -101,6 +112,20 @@ class Story:
     brokered: bool = True
 
 
+VIEWS: Mapping[str, type[Closed]] = {
+    "reserve": CapView,
+    "confirm": CapView,
+    "authorize": Permit,
+    "revoke": CapView,
+    "stop": StopView,
+    "bump": BumpView,
+    "minting": CapSettings,
+    "import": ImportView,
+    "show": CapDetail,
+}
+"""What the data of each verb's results is, where there is any."""
+
+
 def dig(value: Mapping[str, Any], path: str) -> Any:
     """What lies at a dotted path; ``ABSENT`` if nothing does."""
     found: Any = value
@@ -111,8 +136,10 @@ def dig(value: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def check(data: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Assert that data holds what is wanted."""
+def check(verb: str, data: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Assert that data is what the contract says, and holds what is wanted."""
+    if data:
+        assert VIEWS[verb].from_object(data).to_object() == data
     found = {path: dig(data, path) for path in wanted}
     assert found == dict(wanted), data
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas import strict_json
+from schemas import strict_json, tokens
+from schemas.caps import FACTS
 from schemas.codes import BadInput
 from schemas.results import Refusal, Verdict
 from schemas.subjects import Speaker
@@ -71,8 +72,9 @@ class Player:
         error = result.get("error")
         code = error["code"] if isinstance(error, dict) else None
         assert (result["outcome"], code) == (call.wants, call.code), result
-        assert isinstance(result["data"], dict)
-        check(result["data"], call.data)
+        data = result["data"]
+        assert isinstance(data, dict)
+        check(call.verb, data, call.data)
 
     def ask(self, step: Show) -> None:
         state = self.driver.fold.state
@@ -91,7 +93,7 @@ class Player:
         before = self.tables()
         answer = answered(view, body)
         assert (answer.reason if isinstance(answer, Refusal) else answer.outcome) == step.wants
-        check(answer.data, step.data)
+        check("show", answer.data, step.data)
         assert self.tables() == before
 
     def damage(self, sql: str) -> None:
@@ -141,8 +143,18 @@ def play(story: Story, player: Player, folder: Path) -> None:
     steps = list(story.steps(T0))
     for step in steps:
         player.play(step)
+    check_facts(player.driver)
     if not any(isinstance(step, Damage) for step in steps):
         replays_to_the_same_state(player.driver, folder)
+
+
+def check_facts(driver: FoldDriver) -> None:
+    for row in driver.said:
+        _, _, _, plane, kind, user, fact_id = row.subject.split(".")
+        assert (plane, fact_id.partition("-")[0]) == ("cap", "1")
+        assert tokens.is_user(user)
+        body = FACTS[kind].from_bytes(row.body)
+        assert body.to_bytes() == row.body
 
 
 def replays_to_the_same_state(driver: FoldDriver, folder: Path) -> None:

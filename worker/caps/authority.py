@@ -5,7 +5,7 @@ damage is ``Corrupt``, so that a doubt never authorises.
 """
 
 import sqlite3
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.caps import (
     ACTIVE,
@@ -17,11 +17,11 @@ from schemas.caps import (
     STOPPED,
     TOO_NEW,
 )
-from worker.caps import records
+from worker.caps import generations, records
 from worker.caps.records import COLUMNS, Corrupt, Record
 
 _STANDING = f"""
-SELECT counter.generation, pointer.mint_key, active.mint_key,
+SELECT counter.generation, counter.complement, pointer.mint_key, active.mint_key,
     {", ".join(f"pointed.{column}" for column in COLUMNS.split(", "))}
 FROM (SELECT ? AS user) AS person
 LEFT JOIN revoke_generations AS counter ON counter.user = person.user
@@ -31,7 +31,6 @@ LEFT JOIN reservations AS pointed
 LEFT JOIN reservations AS active INDEXED BY reservations_active
     ON active.user = person.user AND active.state = 'confirmed_active'
 """  # noqa: S608 - the names are those of our own columns
-_GENERATION = "SELECT generation FROM revoke_generations WHERE user = ?"
 
 
 class Standing(NamedTuple):
@@ -99,18 +98,13 @@ def standing_of(db: sqlite3.Connection, user: str) -> Standing:
     Raises:
         Corrupt: If the counter is damaged.
     """
-    counter, pointer, active, *row = db.execute(_STANDING, (user,)).fetchone()
-    return Standing(_counted(counter), pointer, active, tuple(row))
-
-
-def generation_of(db: sqlite3.Connection, user: str) -> int:
-    """The current generation of a person, 0 until the first Stop or bump.
-
-    Raises:
-        Corrupt: If the counter is damaged.
-    """
-    row = db.execute(_GENERATION, (user,)).fetchone()
-    return _counted(None if row is None else row[0])
+    counter, complement, pointer, active, *row = db.execute(_STANDING, (user,)).fetchone()
+    generation = generations.proven(counter, complement)
+    if generation is None:
+        if pointer is not None or active is not None:
+            raise Corrupt("revoke_generations: the counter of somebody with a grant is gone")
+        generation = 0
+    return Standing(generation, pointer, active, tuple(row))
 
 
 def judge(
@@ -165,14 +159,3 @@ def _why_not(
     if grant.required_version > ruleset:
         return TOO_NEW
     return None
-
-
-def _counted(counter: int | None) -> int:
-    if counter is None:
-        return 0
-    if counter < _FIRST_GENERATION:
-        raise Corrupt("revoke_generations: a counter out of range")
-    return counter
-
-
-_FIRST_GENERATION: Final = 1

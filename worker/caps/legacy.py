@@ -12,7 +12,7 @@ from schemas.codes import BadInput, Code
 from schemas.commands.cap import Import
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.strict_json import JsonObject
-from worker.caps import keys, records
+from worker.caps import generations, keys, records
 from worker.caps.records import Record, floor_second
 from worker.ledger.tx import Tx
 
@@ -102,6 +102,7 @@ def _hold(db: sqlite3.Connection, progress: Progress, raw: JsonObject) -> Progre
     except BadInput:
         return progress._replace(malformed=progress.malformed + 1)
     user, second = given.userId, floor_second(given.expiresAt)
+    generations.begin(db, user)
     row = db.execute(_BY_KEY, (user, given.mintKey)).fetchone()
     is_taken = db.execute(_BY_SECOND, (user, second)).fetchone() is not None
     match row, is_taken:

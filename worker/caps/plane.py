@@ -9,9 +9,9 @@ from worker.ledger.plane import Plane
 from worker.ledger.tx import Tx
 
 TABLES: Final = (
+    "revoke_generations",
     "reservations",
     "active_grants",
-    "revoke_generations",
     "settings",
     "permits",
     "imports",

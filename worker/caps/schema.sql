@@ -2,6 +2,15 @@
 -- never reused. "generation" is null for a predecessor's record and for nothing else; the checks on
 -- what never changes leave "state" out, so that ending a grant never fails over a damaged field.
 
+-- One row for every person who has a reservation or stopped once; it never goes and never falls.
+-- The counter is kept twice: one that fell unseen would bring back what a Stop has ended.
+CREATE TABLE revoke_generations (
+    user TEXT PRIMARY KEY,
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    complement INTEGER NOT NULL,
+    CHECK (complement = -1 - generation)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE reservations (
     user TEXT NOT NULL CHECK (length(user) BETWEEN 1 AND 100),
     mint_key TEXT NOT NULL CHECK (length(mint_key) BETWEEN 1 AND 100),
@@ -19,6 +28,7 @@ CREATE TABLE reservations (
     ended_at_ms INTEGER,
     PRIMARY KEY (user, mint_key),
     UNIQUE (user, expires_at_ms),
+    FOREIGN KEY (user) REFERENCES revoke_generations (user),
     CHECK (generation IS NULL OR cap BETWEEN 1 AND 1000000000),
     CHECK (generation IS NULL OR expires_at_ms IS NOT NULL),
     CHECK ((generation IS NULL) = (state = 'legacy')),
@@ -43,12 +53,6 @@ CREATE TABLE active_grants (
     user TEXT PRIMARY KEY,
     mint_key TEXT NOT NULL,
     FOREIGN KEY (user, mint_key) REFERENCES reservations (user, mint_key)
-) STRICT, WITHOUT ROWID;
-
--- No row: generation 0.
-CREATE TABLE revoke_generations (
-    user TEXT PRIMARY KEY,
-    generation INTEGER NOT NULL CHECK (generation >= 1)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE settings (

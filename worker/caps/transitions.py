@@ -26,7 +26,17 @@ from schemas.caps import (
 from schemas.codes import Code
 from schemas.commands.cap import Authorize, Bump, Confirm, Minting, Reserve, Revoke, Stop
 from schemas.results import Accepted, Refusal, Verdict
-from worker.caps import authority, facts, keys, ladder, permits, records, settings, windows
+from worker.caps import (
+    authority,
+    facts,
+    generations,
+    keys,
+    ladder,
+    permits,
+    records,
+    settings,
+    windows,
+)
 from worker.caps.authority import Standing
 from worker.caps.records import Corrupt, Record, floor_second
 from worker.caps.settings import Settings
@@ -35,10 +45,6 @@ from worker.ledger.tx import Tx
 REQUIRED_VERSION: Final = 2
 """The ruleset that made these rules; a worker that supports less refuses the record."""
 
-_RAISE = """
-INSERT INTO revoke_generations VALUES (?, ?)
-ON CONFLICT (user) DO UPDATE SET generation = excluded.generation
-"""
 _POINT_FIRST = "INSERT INTO active_grants VALUES (?, ?) ON CONFLICT DO NOTHING"
 _POINT_ON = "UPDATE active_grants SET mint_key = ? WHERE user = ? AND mint_key = ?"
 _END_ACTIVE = """
@@ -103,7 +109,7 @@ def reserve(tx: Tx, key: tuple[str, ...], body: Reserve) -> Verdict:
         latest_expires_at_ms=body.latest_expires_at_ms,
         cap=body.cap,
         required_version=REQUIRED_VERSION,
-        generation=authority.generation_of(tx.db, user),
+        generation=generations.begin(tx.db, user),
         reserved_at_ms=tx.now_ms,
         state=RESERVED,
         confirmed_at_ms=None,
@@ -211,7 +217,7 @@ def stop(tx: Tx, key: tuple[str, ...], body: Stop) -> Verdict:
     """Raise the generation and end the active grant, in one transaction, always."""
     user = keys.user_of(key)
     quiet_after_ms = max(tx.now_ms, permits.latest_end(tx.db, user))
-    generation = _raise_generation(tx.db, user)
+    generation = generations.advance(tx.db, user)
     expires_at_ms = _end_active(tx, user)
     facts.of_stop(tx, user, generation, quiet_after_ms, expires_at_ms)
     data = {"generation": generation, "quiet_after_ms": quiet_after_ms}
@@ -224,7 +230,7 @@ def stop(tx: Tx, key: tuple[str, ...], body: Stop) -> Verdict:
 def bump(tx: Tx, key: tuple[str, ...], body: Bump) -> Verdict:
     """Raise the generation alone; what is active then authorises nothing."""
     user = keys.user_of(key)
-    generation = _raise_generation(tx.db, user)
+    generation = generations.advance(tx.db, user)
     facts.of_bump(tx, user, generation)
     return Accepted("bumped", {"generation": generation})
 
@@ -283,9 +289,3 @@ def _end_active(tx: Tx, user: str) -> int | None:
         # The row is damaged beyond ending. Its generation is over, and whoever reads it says so.
         return None
     return ended[0][0] if ended else None
-
-
-def _raise_generation(db: sqlite3.Connection, user: str) -> int:
-    generation = authority.generation_of(db, user) + 1
-    db.execute(_RAISE, (user, generation))
-    return generation

@@ -1,0 +1,165 @@
+"""Damage done by hand: every authorising answer refuses, a Stop still stops, the fold goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.results import Refusal
+from schemas.subjects import Speaker
+from worker.caps import records
+from worker.caps.plane import PLANE
+from worker.caps.queries import show
+from worker.ledger.errors import FoldFailed
+from worker.ledger.plane import View
+from worker.ledger.testing import NAMES, UID, FoldDriver
+
+T0 = 1_800_000_000_000
+X = T0 + 3_600_000
+K1, K2, K3 = "a" * 16, "b" * 16, "c" * 16
+
+ROWS = {
+    "state-unknown": "UPDATE reservations SET state = 'banana' WHERE mint_key = :active",
+    "state-reserved": "UPDATE reservations SET state = 'reserved' WHERE mint_key = :active",
+    "state-superseded": "UPDATE reservations SET state = 'superseded' WHERE mint_key = :active",
+    "state-legacy": "UPDATE reservations SET state = 'legacy' WHERE mint_key = :active",
+    "cap-zero": "UPDATE reservations SET cap = 0 WHERE mint_key = :active",
+    "cap-too-large": "UPDATE reservations SET cap = 1000000001 WHERE mint_key = :active",
+    "generation-gone": "UPDATE reservations SET generation = NULL WHERE mint_key = :active",
+    "generation-negative": "UPDATE reservations SET generation = -1 WHERE mint_key = :active",
+    "generation-ahead": "UPDATE reservations SET generation = 9 WHERE mint_key = :active",
+    "expiry-gone": "UPDATE reservations SET expires_at_ms = NULL WHERE mint_key = :active",
+    "expiry-odd": "UPDATE reservations SET expires_at_ms = expires_at_ms + 1 "
+    "WHERE mint_key = :active",
+    "confirmation-gone": "UPDATE reservations SET confirmed_at_ms = NULL WHERE mint_key = :active",
+    "ended-and-active": "UPDATE reservations SET ended_at_ms = 1 WHERE mint_key = :active",
+    "row-gone": "DELETE FROM reservations WHERE mint_key = :active",
+    "pointer-gone": "DELETE FROM active_grants",
+    "pointer-to-nothing": "UPDATE active_grants SET mint_key = 'nothing-like-it-0001'",
+    "pointer-to-the-one-before": "UPDATE active_grants SET mint_key = :before",
+    "pointer-to-a-reservation": "UPDATE active_grants SET mint_key = :reserved",
+    "counter-gone": "DELETE FROM revoke_generations",
+    "counter-fell": "UPDATE revoke_generations SET generation = 0",
+    "counter-rose": "UPDATE revoke_generations SET generation = 2",
+    "counter-negative": "UPDATE revoke_generations SET generation = -7",
+    "settings-gone": "DELETE FROM settings",
+    "permit-too-long": "UPDATE settings SET permit_ms = 60000",
+}
+"""What somebody does to the rows of a person with an active grant of generation 1."""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[FoldDriver]:
+    one = FoldDriver(tmp_path / "ledger.db", [PLANE])
+    one.send("_op-otto", "cap", "minting", body={"enabled": True}, at_ms=T0)
+    send(one, "bump")
+    for key, second in ((K1, X), (K2, X - 1_000)):
+        send(one, "reserve", key, latest_expires_at_ms=X, cap=10)
+        send(one, "confirm", key, grant_expires_at_ms=second)
+    send(one, "reserve", K3, latest_expires_at_ms=X, cap=10)
+    assert authorize(one)["outcome"] == "allowed"
+    yield one
+    one.close()
+
+
+def send(driver: FoldDriver, verb: str, *key: str, at_ms: int = T0, **body: Any) -> dict[str, Any]:
+    return driver.send("delia", "cap", verb, "ann", *key, body=body, at_ms=at_ms)
+
+
+def authorize(driver: FoldDriver) -> dict[str, Any]:
+    return send(driver, "authorize", amount=1, grant_expires_at_ms=X - 1_000)
+
+
+def damage(driver: FoldDriver, sql: str) -> None:
+    db = driver.db
+    db.execute("PRAGMA ignore_check_constraints = ON")
+    db.execute("PRAGMA foreign_keys = OFF")
+    changed = db.execute(sql, {"active": K2, "before": K1, "reserved": K3}).rowcount
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA ignore_check_constraints = OFF")
+    assert changed == 1
+
+
+def shown(driver: FoldDriver) -> Refusal | dict[str, Any]:
+    view = View(driver.db, NAMES, T0, 1, 1, 2, Speaker("delia", UID))
+    answer = show(view, b'{"user":"ann"}')
+    return answer if isinstance(answer, Refusal) else answer.data
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_damage_is_refused_as_internal_and_never_taken_for_nothing(
+    driver: FoldDriver, what: str
+) -> None:
+    damage(driver, ROWS[what])
+    refused = authorize(driver)
+    assert (refused["status"], refused["outcome"]) == ("failed", "internal")
+    assert refused["error"]["code"] == "internal"
+    assert "permits" not in refused["error"]["message"]
+    answer = shown(driver)
+    assert isinstance(answer, Refusal)
+    assert (answer.code, answer.reason) == ("internal", "internal")
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_over_damage_a_stop_leaves_nothing_authorised(driver: FoldDriver, what: str) -> None:
+    damage(driver, ROWS[what])
+    stopped = send(driver, "stop")
+    expected = "internal" if what.startswith("counter") else "stopped"
+    assert stopped["outcome"] == expected
+    refused = authorize(driver)
+    assert refused["status"] != "ok"
+    confirmed = send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)
+    assert confirmed["outcome"] in ("stopped", "internal")
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_over_damage_the_fold_goes_on(driver: FoldDriver, what: str) -> None:
+    damage(driver, ROWS[what])
+    for verb, key, body in (
+        ("reserve", (K2,), {"latest_expires_at_ms": X, "cap": 10}),
+        ("confirm", (K2,), {"grant_expires_at_ms": X - 1_000}),
+        ("confirm", (K3,), {"grant_expires_at_ms": X - 2_000}),
+        ("revoke", (), {"expires_at_ms": X - 1_000}),
+        ("bump", (), {}),
+    ):
+        assert send(driver, verb, *key, **body)["outcome"]
+    driver.tick(at_ms=X)
+    assert driver.fold.due_at() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["cap = 0", "confirmed_at_ms = 1", "ended_at_ms = 1", "generation = NULL", "expires_at_ms = 7"],
+)
+def test_a_damaged_reservation_does_not_stop_the_clock(driver: FoldDriver, change: str) -> None:
+    damage(driver, f"UPDATE reservations SET {change} WHERE mint_key = :reserved")
+    driver.tick(at_ms=X)
+    assert driver.fold.due_at() is None
+    assert send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000, at_ms=X)["status"] != "ok"
+
+
+def test_a_damaged_permit_is_never_taken_for_quiet(driver: FoldDriver) -> None:
+    damage(driver, "UPDATE permits SET ends_at_ms = -1")
+    assert send(driver, "stop")["outcome"] == "internal"
+
+
+def test_another_persons_damage_is_not_ours(driver: FoldDriver) -> None:
+    driver.send(
+        "delia", "cap", "reserve", "bob", K1, body={"latest_expires_at_ms": X, "cap": 5}, at_ms=T0
+    )
+    driver.send("delia", "cap", "confirm", "bob", K1, body={"grant_expires_at_ms": X}, at_ms=T0)
+    damage(driver, ROWS["cap-zero"])
+    body = {"amount": 5, "grant_expires_at_ms": X}
+    allowed = driver.send("delia", "cap", "authorize", "bob", body=body, at_ms=T0)
+    assert allowed["outcome"] == "allowed"
+
+
+def test_a_transition_that_does_not_exist_stops_the_fold(
+    driver: FoldDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MOVES", frozenset[tuple[str, str]]())
+    with pytest.raises(FoldFailed):
+        send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)
+    monkeypatch.undo()
+    assert send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)["outcome"] == "confirmed"
