@@ -135,7 +135,12 @@ class Worker:
             await self._bring_up()
             self._trouble = ""
             self.ready.set()
-            log.info("worker_ready", spaces=list(self._settings.spaces), version=version())
+            log.info(
+                "worker_ready",
+                spaces=list(self._settings.spaces),
+                version=version(),
+                broker=self._broker_version(),
+            )
             return await self._supervise()
         except Stopped:
             return OK
@@ -333,6 +338,9 @@ class Worker:
 
         return status
 
+    def _broker_version(self) -> str:
+        return ".".join(map(str, self.conn.server_version)) if self.conn else ""
+
     def status(self, space: str) -> JsonObject:
         """What ``sys.status`` answers for one space."""
         now_ms = self._clock_ns() // 1_000_000
@@ -350,7 +358,7 @@ class Worker:
                 "spaces": list(self._settings.spaces),
             },
             "broker": {
-                "version": ".".join(map(str, conn.server_version)) if conn else "",
+                "version": self._broker_version(),
                 "rtt_ms": conn.rtt_ms if conn else None,
                 "reconnects": conn.reconnects if conn else 0,
                 "embedded": self.own_server is not None,

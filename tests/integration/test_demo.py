@@ -1,7 +1,6 @@
 """The demo ends as it must, quickly, and leaves nothing behind."""
 
 import json
-import tempfile
 import time
 from pathlib import Path
 
@@ -12,14 +11,12 @@ from worker.demo import show
 from worker.demo.story import Ending, Scenario
 
 
-def left_behind() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("tidegate-demo-*"))
-
-
 def test_the_demo_ends_as_it_must(tmp_path: Path) -> None:
-    before = left_behind()
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    env = {**environment(data_dir=tmp_path / "unused"), "TMPDIR": str(folder)}
     began = time.monotonic()
-    done = command(["demo", "--json"], environment(data_dir=tmp_path / "unused"), timeout_s=60)
+    done = command(["demo", "--json"], env, timeout_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert time.monotonic() - began < 15
     report = json.loads(done.stdout)
@@ -36,7 +33,7 @@ def test_the_demo_ends_as_it_must(tmp_path: Path) -> None:
     assert all(one["settled_ms"] >= 0 for one in report["scenarios"])
     assert by_name["expired"]["lateness_ms"] >= 0
     assert by_name["power-cut"]["lateness_ms"] >= 0
-    assert left_behind() == before
+    assert list(folder.iterdir()) == []
     assert not (tmp_path / "unused").exists()
 
 

@@ -77,6 +77,27 @@ async def test_sigterm_in_the_middle_of_requests_loses_none(
     assert {item.generation for item in listed} == {1}
 
 
+async def test_a_second_worker_carries_on_when_the_first_is_killed(
+    space: Space, process_worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    first, second = process_worker(), process_worker(data_dir=tmp_path / "second")
+    await asyncio.to_thread(first.wait_ready)
+    await asyncio.to_thread(second.wait_ready)
+    async with space.client(timeout_ms=20_000) as client:
+        deadline = now_ms() + HOUR_MS
+        calls = [
+            asyncio.create_task(client.cp.mint("build", f"t{n}", deadline_at_ms=deadline))
+            for n in range(300)
+        ]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(first.kill)
+        outcomes = await asyncio.gather(*calls)
+        assert {one.word for one in outcomes} == {"minted"}
+        assert {one.checkpoint.generation for one in outcomes} == {1}
+        status = await client.status()
+    assert status["worker"]["pid"] == second.pid
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_sigterm_with_the_broker_gone_or_frozen(
     own_space: Space, own_worker: Callable[..., WorkerProcess], how: int
