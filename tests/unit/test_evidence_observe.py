@@ -82,7 +82,7 @@ def test_evidence_carries_the_whole_fence_and_the_identities_that_were_looked_at
         (process(200, pgrp=100), ProcTable(), ("gone", "gone", "none")),
         (process(200, pgrp=0), ProcTable(), ("gone", "gone", "none")),
         (process(200, ns=9), ProcTable(), ("gone", "unverifiable", "unverifiable")),
-        (process(200, host="other"), ProcTable(), ("gone", "unverifiable", "unverifiable")),
+        (process(200, host="other"), ProcTable(), ("gone", "none", "none")),
         (
             process(200),
             ProcTable({100: error(errno.EACCES)}),

@@ -109,16 +109,6 @@ class Heartbeats:
         """Deafness delays suspicion and endangers nothing, so it is no reason."""
         return []
 
-    def heard_command(self, speaker: Speaker, age_ms: int) -> None:
-        """A command counts as a beat of its owner.
-
-        Args:
-            speaker: Who sent it.
-            age_ms: How long ago the broker stored it.
-        """
-        if not speaker.principal.startswith(tokens.RESERVED_PREFIX):
-            self.watch.beat(speaker, self._monotonic_ms() - max(0, age_ms))
-
     def look(self) -> None:
         """One look; ``run`` does it four times a second."""
         now_ms = self._monotonic_ms()

@@ -32,11 +32,13 @@ class Seen:
         evidence: To be put into the log.
         turn: The row it was made from.
         reasons: Which rule decided for connector, child and group; ``-`` if there is none.
+        is_suspected: Whether the log holds its processes for unverifiable.
     """
 
     evidence: Evidence
     turn: Recoverable
     reasons: tuple[str, str, str]
+    is_suspected: bool = False
 
     @property
     def is_well(self) -> bool:
@@ -102,7 +104,7 @@ def observe(rows: Iterable[JsonObject], observer: Observer, *, now_ms: int) -> O
     for row in rows:
         try:
             turn = _parse(row)
-            _observe_one(turn, observer, now_ms, scans, sights, found)
+            _observe_one(turn, observer, now_ms, scans, sights, found, _is_suspected(row))
         except BadInput as bad:
             found.quarantined.append(Quarantined(_request_id(row), bad.reason, bad.field))
         except Exception:
@@ -120,11 +122,14 @@ def _observe_one(
     scans: Scans,
     sights: dict[ProcessIdentity, Sight],
     found: Observation,
+    is_suspected: bool,
 ) -> None:
     if turn.identity is None:
         found.skipped["no-identity"] += 1
         return
     connector, child = turn.identity.connector, turn.identity.child
+    if child is not None and child.host != observer.host:
+        child = None  # its own host's observer cannot see the connector; neither proves the end
     if connector.host != observer.host:
         found.skipped["other-host"] += 1
         return
@@ -154,13 +159,18 @@ def _observe_one(
         observed_at_ms=now_ms,
     )
     reasons = (connector_sight.reason, child_sight.reason if child_sight else "-", group.reason)
-    found.seen.append(Seen(evidence, turn, reasons))
+    found.seen.append(Seen(evidence, turn, reasons, is_suspected))
 
 
 def _parse(row: JsonObject) -> Recoverable:
     if not isinstance(row, dict):
         raise BadInput("body", "not-an-object", "the row is not an object")
     return Recoverable.from_object({name: row[name] for name in _FIELDS if name in row})
+
+
+def _is_suspected(row: JsonObject) -> bool:
+    seat = row.get("seat")
+    return isinstance(seat, dict) and seat.get("suspicion") == "identity_unverifiable"
 
 
 def _request_id(row: object) -> str | None:
