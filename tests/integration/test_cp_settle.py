@@ -187,8 +187,8 @@ async def test_a_foreign_timer_counts_only_for_the_coordinate_in_force(desk: Des
     status = await desk.plant(target, in_ms=MINUTE_MS)
     owner = f"{desk.names.prefix}.ept.review_eu.{'f' * 26}.7.{target.token}"
     request = {"v": 1, "timerId": target.token, "generation": 1, "deadline": status["deadline"]}
-    await desk.js.publish(f"{owner}.schedule", json.dumps(request).encode())
-    await desk.handled(desk.names.timers_durable)
+    ack = await desk.js.publish(f"{owner}.schedule", json.dumps(request).encode())
+    await desk.handled(desk.names.timers_durable, ack.seq)
     assert (await repaired(desk, target))[0] == []
     status |= {"deadlineGeneration": 2, "deadline": status["deadline"] + 1}
     await desk.put(subjects.status_key(target), status)
@@ -317,8 +317,8 @@ async def test_a_settlement_cancels_the_timer_of_a_foreign_owner(desk: Desk) -> 
         "generation": 1,
         "deadline": status["deadline"],
     }
-    await desk.js.publish(f"{owner}.schedule", json.dumps(request).encode())
-    await desk.handled(desk.names.timers_durable)
+    ack = await desk.js.publish(f"{owner}.schedule", json.dumps(request).encode())
+    await desk.handled(desk.names.timers_durable, ack.seq)
     assert await desk.all_armed(target) == [f"{owner}.armed"]
     assert (await desk.resume(target))["outcome"] == "resumed"
     await desk.agree(target)

@@ -21,6 +21,7 @@ from schemas import subjects
 from schemas.names import Names, kv_stream
 from schemas.subjects import Checkpoint, Speaker, Timer
 from tests.support.space import Space, speaker
+from worker import metrics
 from worker.bus.connection import Connection
 from worker.bus.delivery import Delivery
 from worker.bus.follow import FilteredReader
@@ -62,6 +63,25 @@ async def until(
         if time.monotonic() > end:
             raise AssertionError(f"it did not come to be in time: {what or condition}")
         await asyncio.sleep(0.01)
+
+
+class Skew:
+    """A monotonic clock that a test can set, as a machine's sleep or a broken clock would.
+
+    Attributes:
+        offset_s: Added to the machine's own.
+    """
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.offset_s
+
+
+def counted(name: str, **labels: str) -> float:
+    """What a counter of this process has counted."""
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 @dataclass(frozen=True)
@@ -327,8 +347,8 @@ class Desk:
             self.names.ept_stream, subject=self.timer_subject(target, "armed")
         )
 
-    async def handled(self, durable: str) -> None:
-        """Wait until a durable has nothing left, neither to deliver nor to be acknowledged."""
+    async def handled(self, durable: str, seq: int) -> None:
+        """Wait until a durable has delivered ``seq`` and nothing it delivered is unanswered."""
         stream = {
             self.names.cp_durable: self.names.cmd_stream,
             self.names.timers_durable: self.names.ept_req_stream,
@@ -337,7 +357,7 @@ class Desk:
 
         async def idle() -> bool:
             info = await self.js.consumer_info(stream, durable)
-            return info.pending == 0 and info.ack_pending == 0
+            return info.delivered_seq >= seq and info.ack_pending == 0
 
         await until(idle, what=f"{durable} has handled everything")
 

@@ -34,6 +34,9 @@ from worker.timers.wheel import Coordinate
 from worker.timers.writer import Armed, TimerWriter
 
 
+LONGEST_STEP_MS = 250
+
+
 class Verbs:
     """Serves heartbeat, resume and expire.
 
@@ -340,8 +343,9 @@ class Verbs:
         return self._moved(ctx, it)
 
     async def _wait_until_due(self, deadline_ms: int) -> None:
+        # In short steps: a clock that was behind, as after a sleep of the machine, is put right.
         while (wait_ms := deadline_ms - self._clock.lower_ms()) > 0:  # noqa: ASYNC110 - a clock
-            await asyncio.sleep(wait_ms / 1000)
+            await asyncio.sleep(min(wait_ms, LONGEST_STEP_MS) / 1000)
 
     def _is_own_extension(self, ctx: Context, body: Heartbeat, status: StatusAt) -> bool:
         return (
