@@ -44,13 +44,14 @@ async def create_space(conn: Connection, names: Names, settings: Settings) -> st
     Raises:
         StartRefused: It exists, or a ledger of it does.
     """
+    topology = topology_of(conn, names, settings)
     ledger = space_dir(settings.data_dir, names.space) / LEDGER_FILE
-    if ledger.exists():
+    if ledger.exists() and not (await topology.survey()).found:
         raise StartRefused(
             f"{ledger} is the ledger of a space {names.space!r} whose streams are gone; "
             "restore them, or move the file away to begin anew"
         )
-    return await topology_of(conn, names, settings).create(secrets.token_hex(16))
+    return await topology.create(secrets.token_hex(16))
 
 
 async def check_space(

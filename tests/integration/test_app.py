@@ -84,7 +84,7 @@ async def test_a_stream_that_could_lose_data_is_refused_by_name(space: Space) ->
     assert f"{stream}.max_age" in sentence
 
 
-async def test_another_space_of_the_same_name_is_refused(space: Space) -> None:
+async def test_another_space_of_the_same_name_is_refused(space: Space, tmp_path: Path) -> None:
     async with running(space.settings()):
         pass
     conn = await space.connect()
@@ -95,7 +95,7 @@ async def test_another_space_of_the_same_name_is_refused(space: Space) -> None:
     await conn.close()
     gone = await refusal(space.settings())
     assert "are gone" in gone
-    await space.set_up()
+    await Space(space.server, space.names, tmp_path / "elsewhere").set_up()
     assert "is not the one this data directory knows" in await refusal(space.settings())
 
 
