@@ -436,6 +436,20 @@ class RecoverablePage(Closed):
     next_after_request_id: Name | None = None
 
 
+class SealedPayload(Closed):
+    """Answer of the query ``adm.payload``: a prompt that only its client can open.
+
+    Attributes:
+        key_version: Version of the key file that sealed it.
+        content_fingerprint: Keyed digest of the prompt.
+        sealed: The sealed prompt, in base64.
+    """
+
+    key_version: Generation
+    content_fingerprint: HexDigest
+    sealed: str
+
+
 class PayloadPlace(Closed):
     """Where the sealed prompt of a lease lies; never leaves the worker.
 

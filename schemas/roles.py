@@ -80,6 +80,7 @@ QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
         ("adm", "policy"): _LOOKS_AT_TURNS,
         ("adm", "events"): _WATCHES,
         ("adm", "payload"): frozenset({Role.CONNECTOR}),
+        ("adm", "sealed"): frozenset({Role.CONNECTOR}),
         ("cap", "show"): frozenset({Role.DELEGATE, Role.OPERATOR}),
         ("sys", "status"): frozenset(Role) - {Role.WORKER},
         ("sys", "digest"): _WATCHES,

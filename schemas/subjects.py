@@ -283,6 +283,18 @@ def parse_heartbeat(names: Names, subject: str) -> Speaker | None:
     return _speaker(parts) if parts is not None and len(parts) == 2 else None
 
 
+def payload_key(principal: str, request_id: str, generation: int) -> str:
+    """Key of a turn's sealed prompt: ``<principal>.<request id>[.<generation>]``.
+
+    Args:
+        principal: The enqueuer's.
+        request_id: The turn.
+        generation: The generation it was sealed for; the first one is not spelled out.
+    """
+    head = f"{principal}.{request_id}"
+    return head if generation == 1 else f"{head}.{generation}"
+
+
 def settle_fact(names: Names, target: Checkpoint) -> str:
     """Subject of the one settle fact of a checkpoint."""
     return f"{names.prefix}.epf.{target.wire_endpoint}.cp.{target.token}"

@@ -45,6 +45,7 @@ QUERIES: Mapping[tuple[str, str], type[Query]] = MappingProxyType(
         ("adm", "policy"): adm.PolicyQuery,
         ("adm", "events"): adm.EventsQuery,
         ("adm", "payload"): adm.PayloadQuery,
+        ("adm", "sealed"): adm.SealedQuery,
         ("cap", "show"): cap.ShowQuery,
         ("sys", "status"): sys.StatusQuery,
     }

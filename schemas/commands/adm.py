@@ -435,6 +435,20 @@ class PayloadQuery(Query):
     after: ResultId | None = None
 
 
+class SealedQuery(Query):
+    """Body of the query ``adm.sealed``: what lies in the asker's own place for a turn's prompt.
+
+    For whoever lost the acknowledgement of its put, or the life that made it.
+
+    Attributes:
+        request_id: Which turn.
+        generation: The generation it was sealed for.
+    """
+
+    request_id: Name
+    generation: Generation = 1
+
+
 BODIES: tuple[type[Body], ...] = (
     Enqueue,
     Cancel,

@@ -20,7 +20,7 @@ from schemas.admission import (
 from schemas.codes import Code
 from schemas.results import Refusal
 from schemas.strict_json import JsonObject
-from schemas.subjects import Speaker
+from schemas.subjects import Speaker, payload_key
 from worker.admission import heads, journal, seats
 from worker.ledger.tx import Tx
 
@@ -161,18 +161,6 @@ class Turn:
             "deadline_at_ms": self.deadline_at_ms,
             **{name: value for name, value in optional.items() if value is not None},
         }
-
-
-def payload_key(principal: str, request_id: str, generation: int) -> str:
-    """Key of a turn's sealed prompt: ``<principal>.<request id>[.<generation>]``.
-
-    Args:
-        principal: The enqueuer's.
-        request_id: The turn.
-        generation: The generation it was sealed for; the first one is not spelled out.
-    """
-    head = f"{principal}.{request_id}"
-    return head if generation == 1 else f"{head}.{generation}"
 
 
 def find(db: sqlite3.Connection, request_id: str) -> Turn | None:
