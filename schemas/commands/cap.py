@@ -141,16 +141,6 @@ class ShowQuery(Query):
     after: str | None = None
 
 
-class StatusQuery(Query):
-    """Body of ``sys.status``.
-
-    Attributes:
-        after: Result id the answer must already include.
-    """
-
-    after: str | None = None
-
-
 BODIES: tuple[type[Body], ...] = (
     Reserve,
     Confirm,

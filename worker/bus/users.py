@@ -79,7 +79,7 @@ def user(grant: Grant, spaces: Sequence[Names]) -> conf.User:
     for names in spaces:
         if grant.role is Role.WORKER:
             publish += _worker_publishes(names)
-            subscribe += [f"{names.prefix}.qry.>", f"{names.prefix}.hb.>"]
+            subscribe += [f"{names.prefix}.{family}.>" for family in ("qry", "hb", "ctl")]
         else:
             publish += _client_publishes(grant, names)
             subscribe += _client_hears(grant, names)
@@ -202,6 +202,7 @@ def _worker_publishes(names: Names) -> Iterator[str]:
     yield from (f"{prefix}.ept.*.*.*.*.{kind}" for kind in ("armed", "cancel"))
     yield f"{prefix}.epf.*.cp.*"
     yield f"{prefix}.hb.*.*"
+    yield f"{prefix}.ctl.>"
     for bucket in (
         names.records_bucket,
         names.payloads_bucket,
