@@ -315,7 +315,8 @@ async def test_a_regressed_status_is_not_expired_by_the_wheel(desk: Desk, space:
         await desk.put_fact(target, fact)
 
         async def restored() -> bool:
-            return (await desk.status(target) or {})["state"] != "waiting"
+            status = await desk.status(target)
+            return status is not None and bool(status["state"] != "waiting")
 
         await until(restored)
         status = await desk.status(target)
@@ -405,7 +406,7 @@ async def test_nothing_is_decided_while_the_clock_is_uncertain(desk: Desk, space
 
         async def put_off() -> bool:
             info = await desk.js.consumer_info(desk.names.cmd_stream, desk.names.cp_durable)
-            return info.redelivered > 0 or replica.plane.not_ready() == []
+            return info.redelivered > 0
 
         await until(put_off, what="the command was delivered and put off")
         assert (await desk.status(waiting) or {})["state"] == "waiting"

@@ -14,7 +14,7 @@ from schemas import subjects
 from schemas.names import Names
 from schemas.subjects import Checkpoint
 from worker import logs, metrics
-from worker.bus.errors import BusError
+from worker.bus.errors import BusError, Denied, StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
 from worker.checkpoints.context import Clock
 from worker.checkpoints.feed import Feed
@@ -176,6 +176,8 @@ class Sweep:
         )
         targets = (_targets(self._names, page) async for page in armed)
         missing, left = await self._feed.audit(targets, now_ms - GRACE_MS, PAGE)
+        for kind, found in (("missing", missing), ("orphaned", left)):
+            metrics.TIMERS_ASTRAY.labels(self._names.space, kind).set(len(found))
         await self._each([*missing, *left], self._repair_target)
 
     async def _check_timer(self, row: Pending) -> None:
@@ -195,11 +197,12 @@ class Sweep:
             async with slots:
                 try:
                     await work(item)
-                except BusError:
+                except (Unavailable, StreamMissing, Denied):
                     raise
-                except TidegateError as error:
+                except Exception as error:
                     # One bad row is reported and never keeps the others from being repaired.
-                    log.exception("sweep_skipped", space=self._names.space, reason=error.reason)
+                    reason = error.reason if isinstance(error, TidegateError) else "internal"
+                    log.exception("sweep_skipped", space=self._names.space, reason=reason)
 
         await together(*(one(item) for item in items))
 

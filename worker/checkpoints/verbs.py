@@ -33,7 +33,6 @@ from worker.checkpoints.settle import Settler, publish_fact, resumed, view
 from worker.timers.wheel import Coordinate
 from worker.timers.writer import Armed, TimerWriter
 
-
 LONGEST_STEP_MS = 250
 
 
