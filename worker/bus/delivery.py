@@ -63,6 +63,7 @@ class Delivery:
         time_ns: When the broker stored it.
         pending: How many more wait behind it.
         settled: Whether it was acknowledged, refused or terminated here.
+        unsent: The answer that could not be sent, since there was no connection; see ``resend``.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class Delivery:
         "stream_seq",
         "subject",
         "time_ns",
+        "unsent",
     )
 
     def __init__(
@@ -96,6 +98,7 @@ class Delivery:
         self.time_ns = told.time_ns
         self.pending = told.pending
         self.settled = False
+        self.unsent: bytes | None = None
 
     @property
     def time_ms(self) -> int:
@@ -136,7 +139,14 @@ class Delivery:
         with contextlib.suppress(BusError):
             self._connection.send(self._reply, b"", _PROGRESS)
 
+    def resend(self) -> None:
+        """Send the answer that could not be sent, so that the broker need not wait for it."""
+        if self.unsent is not None:
+            self._answer(self.unsent)
+
     def _answer(self, body: bytes) -> None:
         self.settled = True
+        self.unsent = body
         with contextlib.suppress(BusError):
             self._connection.send(self._reply, b"", body)
+            self.unsent = None

@@ -19,6 +19,9 @@ TICK_S: Final = 1.0
 BACKOFF_MS: Final = (100, 250, 500, 1_000, 2_000, 5_000)
 NAK_MS: Final = (250, 1_000, 2_000, 5_000, 10_000, 30_000)
 STOP_LIMIT_MS: Final = 3_000
+MAX_OWED: Final = 10_000
+"""Answers kept for the broker's return; what is beyond is delivered again after ``ack_wait``."""
+
 LOG_EVERY_S: Final = 30.0
 _log = structlog.get_logger("tidegate.bus")
 
@@ -56,6 +59,7 @@ class Puller:
         self._durable = durable
         self._config = dict(config) | {"durable_name": durable}
         self._prefetch = batch
+        self._owed: list[Delivery] = []
         self._queue: deque[tuple[bytes, bytes, bytes, bytes]] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._link: PullLink | None = None
@@ -124,6 +128,7 @@ class Puller:
                 if not await self._wait_for_broker(link):
                     continue
                 link.forget()
+                self._pay()
             if link.overdue:
                 _log.warning("pull_forgotten", durable=self._durable, silent_ms=link.silent_ms)
                 link.forget()
@@ -146,6 +151,14 @@ class Puller:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await link.wake.wait()
+
+    def _pay(self) -> None:
+        """Send the answers that were owed while the broker was away."""
+        owed, self._owed = self._owed, []
+        for delivery in owed:
+            delivery.resend()
+            if delivery.unsent is not None:
+                self._owed.append(delivery)
 
     async def _wait_for_broker(self, link: PullLink) -> bool:
         connection = self._js.connection
@@ -236,6 +249,8 @@ class Puller:
                 await delivery.nak(NAK_MS[min(delivery.delivered - 1, len(NAK_MS) - 1)])
         finally:
             self.handled += 1
+            if delivery.unsent is not None and len(self._owed) < MAX_OWED:
+                self._owed.append(delivery)
 
     def _log_rarely(self, event: str, **fields: Any) -> None:
         """At most a line per half minute and puller; the next one says how many were left out."""

@@ -174,7 +174,9 @@ class CommandHandler:
             *(tell() for tell in telling), self._publish(subject, strict_json.dumps(body), headers)
         )
         await delivery.ack()
-        metrics.COMMANDS.labels("cp", _known(verb), status).inc()
+        metrics.COMMANDS.labels("cp", _known(verb), status, body["outcome"]).inc()
+        waited_ms = self._clock.lower_ms() - delivery.time_ms
+        metrics.RESULT_SECONDS.labels("cp").observe(max(0, waited_ms) / 1000)
         log.debug("command_answered", status=status, outcome=body["outcome"])
 
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:

@@ -79,9 +79,11 @@ class Guard:
 
     async def close(self) -> None:
         """Write what is pending and close the file."""
-        if self._journal is not None:
-            await self.flush()
-            await self._run(self._journal.close)
+        async with self._checking:
+            journal, self._journal = self._journal, None
+            if journal is not None:
+                await self._flush_into(journal)
+                await self._run(journal.close)
         self._thread.shutdown(wait=False)
 
     def note(self, settled: Settled) -> None:
@@ -99,6 +101,8 @@ class Guard:
             BusError: If the broker cannot be asked; nothing is remembered then.
         """
         async with self._checking:
+            if self._journal is None:
+                return
             try:
                 await self._check(settler, on_regression)
             except StreamMissing:
@@ -129,6 +133,9 @@ class Guard:
 
     async def flush(self) -> None:
         """Write what is pending."""
+        await self._flush_into(self._it)
+
+    async def _flush_into(self, journal: Journal) -> None:
         pending, self._pending = self._pending, []
         seen = {
             stream: Seen(self._created[stream], last)
@@ -136,7 +143,7 @@ class Guard:
             if stream in self._created and last > self._noted[stream].last
         }
         if pending or seen:
-            await self._run(self._it.note, pending, seen, int(self._clock.lower_ms()))
+            await self._run(journal.note, pending, seen, int(self._clock.lower_ms()))
             self._noted.update(seen)
 
     async def run(self, ready: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ from schemas.names import Names, kv_stream
 from schemas.results import Refusal
 from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint
-from worker import logs
+from worker import logs, metrics
 from worker.bus.clock import BrokerClock, seconds_since_boot
 from worker.bus.connection import Connection
 from worker.bus.delivery import Delivery
@@ -23,7 +23,7 @@ from worker.bus.wire import WireClient
 from worker.checkpoints.commands import CommandHandler
 from worker.checkpoints.feed import Feed
 from worker.checkpoints.guard import Guard
-from worker.checkpoints.index import Change, FactSeen, SettledSeen, WaitingSeen
+from worker.checkpoints.index import Change, FactSeen, Filter, SettledSeen, WaitingSeen
 from worker.checkpoints.looking import look, whole
 from worker.checkpoints.minting import Minter
 from worker.checkpoints.queries import CheckpointQueries
@@ -161,7 +161,19 @@ class CheckpointPlane:
             "clock_uncertainty_ms": min(self._clock.uncertainty_ms, 2**53 - 1),
             "wheel": None if self._wheel is None else len(self._wheel),
             "index_caught_up": self._feed.caught_up.is_set(),
+            "regressed": list(self._guard.regressed),
         }
+
+    async def sample(self) -> None:
+        """Bring the plane's gauges up to date."""
+        space = self._names.space
+        metrics.CLOCK_UNCERTAINTY.labels(space).set(self._clock.uncertainty_ms / 1000)
+        metrics.STREAMS_REGRESSED.labels(space).set(len(self._guard.regressed))
+        metrics.PENDING.labels(space).set(await self._feed.count())
+        now_ms = int(self._clock.lower_ms())
+        overdue = await self._feed.find(Filter(before_ms=now_ms), 1)
+        passed_ms = now_ms - overdue[0].deadline_ms if overdue else 0
+        metrics.OVERDUE_SECONDS.labels(space).set(passed_ms / 1000)
 
     def not_ready(self) -> list[str]:
         """Why checkpoints would not be served now."""
@@ -371,7 +383,8 @@ class CheckpointPlane:
             self._wheel.clear()
         try:
             await self._clock.refresh()
-            await self._check_streams()
+            if not self._stopping.is_set():
+                await self._check_streams()
         except BusError as error:
             log.warning("guard_put_off", space=self._names.space, reason=error.reason)
         self._sweep.ask()
