@@ -211,6 +211,34 @@ async def test_a_stream_that_vanished_is_a_problem_and_no_hot_loop(place: Place)
         assert len(logs) <= 3
 
 
+async def test_what_failed_while_the_broker_was_away_comes_again_on_its_return(
+    own_server: Callable[..., Server],
+) -> None:
+    broker = await asyncio.to_thread(own_server("main").start)
+    async with connected(broker.worker_options()) as connection:
+        place = await new_place(JetStream(connection))
+        gone, tried = asyncio.Event(), asyncio.Event()
+
+        class FailsOnce(Served):
+            async def handle(self, delivery: Delivery) -> None:
+                if delivery.delivered == 1:
+                    tried.set()
+                    await gone.wait()
+                    raise ConnectionError
+                await super().handle(delivery)
+
+        async with FailsOnce(place) as served:
+            await place.js.publish(place.subject("a"), b"1")
+            await tried.wait()
+            await asyncio.to_thread(broker.stop)
+            await eventually(lambda: not connection.connected)
+            gone.set()
+            await asyncio.to_thread(broker.start)
+            # The durable's ack_wait is 30 s: without the owed answer it would come only then.
+            await eventually(lambda: len(served.seen) == 1, 15)
+            assert served.seen[0].delivered == 2
+
+
 async def test_the_broker_may_go_and_come_back(own_server: Callable[..., Server]) -> None:
     server = await asyncio.to_thread(own_server("main").start)
     async with connected(server.worker_options()) as c:
