@@ -1,5 +1,6 @@
 """The async client: ``async with Client(url, speaker, space) as client``."""
 
+from worker.client.caps import Authorization, Capped
 from worker.client.checkpoints import NO_ANSWER, Outcome, Page, Repaired
 from worker.client.core import Client, new_command_id
 from worker.client.errors import (
@@ -15,7 +16,9 @@ from worker.client.errors import (
 __all__ = [
     "NO_ANSWER",
     "Answer",
+    "Authorization",
     "CallTimeout",
+    "Capped",
     "Client",
     "ClientError",
     "Failed",

@@ -27,6 +27,7 @@ from worker.bus.errors import BusError, Denied, Unavailable, Unknown
 from worker.bus.jetstream import parse_ack
 from worker.bus.options import ConnectOptions
 from worker.bus.subscription import Msg, Subscription
+from worker.client.caps import Caps
 from worker.client.checkpoints import Checkpoints
 from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
 from worker.client.pending import Pending, Waiting, epoch_of
@@ -71,6 +72,7 @@ class Client:
 
     Attributes:
         cp: The checkpoint plane's verbs and queries.
+        cap: The cap plane's.
 
     Args:
         broker: A broker URL, or everything a connection needs to know.
@@ -97,6 +99,7 @@ class Client:
         self.speaker = speaker
         self.timeout_ms = timeout_ms
         self.cp = Checkpoints(self)
+        self.cap = Caps(self)
         self._options = ConnectOptions((broker,)) if isinstance(broker, str) else broker
         self._new_id = new_id
         self._name = name

@@ -52,6 +52,7 @@ class Publisher:
         names: The space.
         space_key: Reads the space's key; asked only if a keyed fact is to leave.
         oldest_ms: Gives the instant before which nobody can hear a row any more, ms.
+        on_stored: Told of the rows that this replica has stored, to count them.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Publisher:
         *,
         space_key: Callable[[], Awaitable[bytes]],
         oldest_ms: Callable[[], int],
+        on_stored: Callable[[Sequence[OutRow]], None],
     ) -> None:
         self._js = js
         self._names = names
         self._space_key = space_key
         self._oldest_ms = oldest_ms
+        self._on_stored = on_stored
         self._single = GroupPublisher(js, names.res_stream, atomic=True)
         self._deletes = GroupPublisher(js, names.payloads_bucket, atomic=False)
         self._waiting: deque[OutRow] = deque()
@@ -140,6 +143,8 @@ class Publisher:
         try:
             while True:
                 self._wake.clear()
+                # First, since what has left makes room for what waits.
+                self._settle()
                 if lease.held:
                     self._dispatch()
                 else:
@@ -187,6 +192,7 @@ class Publisher:
             rows, task = self._leaving.popleft()
             task.result()
             self.published += len(rows)
+            self._on_stored(rows)
             self._done(rows)
         backlog = self.backlog
         if backlog < MAX_BACKLOG:
