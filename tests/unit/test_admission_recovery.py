@@ -38,9 +38,6 @@ def seats(adm: Admission) -> int:
     return int(adm.policy()["seats"])
 
 
-# Silence
-
-
 @pytest.mark.parametrize(("silent_ms", "outcome"), [(4_000, "fresh"), (4_001, "suspected")])
 def test_silence_is_more_than_four_seconds(adm: Admission, silent_ms: int, outcome: str) -> None:
     adm.bring_to("active", "r1")
@@ -94,9 +91,6 @@ def test_liveness_comes_from_workers_only(adm: Admission, by: str) -> None:
     body: Json = {"owner": owner, "state": "silent", "seen_at_ms": 0}
     result = adm.send("liveness", plane="sys", by=by, **body)
     assert result["error"]["code"] == "permission-denied"
-
-
-# Before an intent
 
 
 @pytest.mark.parametrize("state", ["admitted", "starting"])
@@ -193,9 +187,6 @@ def test_what_is_alive_or_unverifiable_is_kept(
     assert "suspicion" not in lease
 
 
-# After an intent
-
-
 @pytest.mark.parametrize("state", AFTER_INTENT)
 def test_only_proof_of_connector_child_and_group_frees_the_seat(adm: Admission, state: str) -> None:
     adm.bring_to(state, "r1")
@@ -260,9 +251,6 @@ def test_a_child_without_a_group_of_its_own_gives_no_group_evidence(
     assert (result["outcome"], seats(adm)) == ("marked", 1)
     (lease,) = adm.answer("leases")["leases"]
     assert lease["frees"] == ["operator"]
-
-
-# Who is believed
 
 
 @pytest.mark.parametrize(
@@ -359,9 +347,6 @@ def test_a_hosts_witness_has_a_name_of_its_own() -> None:
     assert all(name.startswith("_witness-") and len(name) <= 64 for name in named)
 
 
-# Dead owners' queued turns
-
-
 def test_a_dead_owners_queued_turn_waits_for_adoption_and_is_then_cancelled(
     adm: Admission,
 ) -> None:
@@ -419,7 +404,15 @@ def test_an_owner_thought_dead_that_speaks_is_alive(adm: Admission) -> None:
     assert sorted(adm.grants()) == ["r1", "r2"]
 
 
-# An operator's word
+def test_a_turn_requeued_to_an_owner_long_dead_waits_for_adoption_anew(adm: Admission) -> None:
+    adm.bring_to("active", "r1")
+    adm.evidence("r1", connector="gone", child="alive", group="alive")
+    adm.tick(T0 + ADOPTION_TIMEOUT)
+    adm.send("resolve", "r1", by=OPERATOR, resolution="confirmed_not_dispatched", evidence="log")
+    assert adm.state("r1") == "queued"
+    assert adm.driver.fold.due_at() == T0 + 2 * ADOPTION_TIMEOUT
+    adm.tick(T0 + 2 * ADOPTION_TIMEOUT)
+    assert (adm.state("r1"), adm.turn("r1")["reason"]) == ("cancelled", "owner-dead")
 
 
 @pytest.mark.parametrize("state", ["dispatch_ambiguous", "recovery_required"])
