@@ -121,6 +121,14 @@ class Settings(BaseSettings):
     cp_in_flight: Annotated[int, Field(ge=1, le=4_096)] = Field(
         64, description="Checkpoint commands worked on at once, per space."
     )
+    host: tokens.Label | None = Field(
+        None,
+        description="Id of this machine in process evidence; by default its machine id. Every "
+        "process on one machine must be given the same, and no two machines may share one.",
+    )
+    reaper_interval_ms: Annotated[int, Field(ge=100, le=600_000)] = Field(
+        2_000, description="Time between two looks at the processes behind turns, ms."
+    )
     res_max_age_ms: Annotated[int, Field(ge=60_000, le=2_592_000_000)] = Field(
         3_600_000, description="How long a result can be read back, ms; used by setup."
     )

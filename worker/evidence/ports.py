@@ -1,6 +1,7 @@
 """The two ways to the admission plane: through a client, and beside the fold in its own process."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -119,7 +120,8 @@ class FoldPort:
         names: The space.
         worker: Who we are, ``_worker…``.
         ledger: The fold.
-        recoverable: The admission plane's query.
+        recoverable: The admission plane's query for what to look at.
+        policy: Its query for the policy in force.
         new_id: Makes command ids.
     """
 
@@ -130,6 +132,7 @@ class FoldPort:
         worker: Speaker,
         ledger: Ledger,
         recoverable: Query,
+        policy: Query,
         *,
         new_id: Callable[[], str],
     ) -> None:
@@ -138,6 +141,7 @@ class FoldPort:
         self._worker = worker
         self._ledger = ledger
         self._recoverable = recoverable
+        self._policy = policy
         self._new_id = new_id
 
     async def recoverable(self, host: str) -> Rows:
@@ -148,13 +152,17 @@ class FoldPort:
         """
 
         async def ask(body: JsonObject) -> JsonObject:
-            raw = strict_json.dumps({"v": 1, **body})
-            verdict = await self._ledger.read(self._recoverable, self._worker, raw)
-            if isinstance(verdict, Accepted):
-                return verdict.data
-            raise NotListed(verdict.message, reason=verdict.reason)
+            return await self._read(self._recoverable, body)
 
         return await _pages(host, ask)
+
+    async def silence_ms(self) -> int:
+        """The policy's longest silence that is still fresh.
+
+        Raises:
+            NotListed: The fold does not answer.
+        """
+        return int((await self._read(self._policy, {}))["policy"]["silence_ms"])
 
     async def send(self, body: Evidence | Liveness) -> str:
         """Put it into the log and wait until its result is stored.
@@ -177,6 +185,17 @@ class FoldPort:
                 return _outcome(stored.data)
             await asyncio.sleep(pause_ms / 1000)
         raise OutcomeUnknown(f"sys.{body.VERB} was folded, but its result is not stored yet")
+
+    async def _read(self, query: Query, body: JsonObject) -> JsonObject:
+        raw = strict_json.dumps({"v": 1, **body})
+        try:
+            verdict = await self._ledger.read(query, self._worker, raw)
+        except (sqlite3.Error, ValueError) as error:
+            # The file is being closed or replaced, which its own component tells about.
+            raise NotListed("the ledger's file cannot be read now") from error
+        if isinstance(verdict, Accepted):
+            return verdict.data
+        raise NotListed(verdict.message, reason=verdict.reason)
 
 
 async def _pages(host: str, ask: "Ask") -> Rows:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from schemas.commands.sys import ProcessIdentity
 from worker.evidence import procstat
-from worker.evidence.procfs import ProcReader, Standpoint
+from worker.evidence.procfs import LinuxProc, ProcReader, Standpoint, machine_id
 from worker.evidence.procstat import Stat
 
 State = Literal["alive", "gone", "unverifiable"]
@@ -66,6 +66,19 @@ class Observer:
             stat.pid == identity.pid
             and stat.start_ticks - self.here.shift_ticks == identity.start_ticks
         )
+
+
+def observer_of(host: str | None, reader: ProcReader | None = None) -> Observer:
+    """The observer of this machine.
+
+    Args:
+        host: The setting; the machine id if absent.
+        reader: The kernel; this machine's by default.
+
+    Raises:
+        NoEvidence: This machine has no id, or cannot be looked at.
+    """
+    return Observer.at(host or machine_id(), reader or LinuxProc())
 
 
 def judge(identity: ProcessIdentity, observer: Observer) -> Sight:
