@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -94,6 +94,11 @@ class Worker:
         self._planes: dict[str, Sequence[SpaceComponent]] = {}
         self._components: list[Component] = []
         self._tasks: dict[asyncio.Task[None], Component] = {}
+
+    @property
+    def planes(self) -> Mapping[str, Sequence[SpaceComponent]]:
+        """What serves each space now; empty while the worker starts."""
+        return self._planes
 
     def stop(self) -> None:
         """Ask the worker to stop; ``run`` then returns within ten seconds."""

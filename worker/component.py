@@ -65,3 +65,11 @@ class Folding(Protocol):
             BadInput: It is not a result id.
         """
         ...
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """A component whose gauges are brought up to date when somebody asks for the metrics."""
+
+    async def sample(self) -> None:
+        """Set its gauges from what is so now."""

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -58,25 +59,9 @@ async def _serve(settings: Settings, planes: PlaneFactory) -> int:
 async def _start_health(settings: Settings, worker: Worker) -> Callable[[], Awaitable[None]] | None:
     if not settings.health_port:
         return None
-    from worker.web.health import HealthServer
+    from worker.web.serving import serve
 
-    server = HealthServer(
-        settings.health_host,
-        settings.health_port,
-        alive=worker.broken,
-        ready=worker.not_ready,
-        metrics=_metrics,
-    )
-    await server.start()
-    return server.stop
-
-
-def _metrics() -> tuple[bytes, str]:
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-    from worker.metrics import REGISTRY
-
-    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
+    return await serve(settings, worker, monotonic=time.monotonic)
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

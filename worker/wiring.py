@@ -1,5 +1,6 @@
 """Which components a worker runs in each space."""
 
+import time
 from collections.abc import Sequence
 
 from schemas.names import Names
@@ -9,6 +10,7 @@ from worker.component import SpaceComponent
 from worker.ledger.service import LedgerPlane
 from worker.planes import PLANES
 from worker.settings import Settings
+from worker.web.probes import Probes
 
 
 def planes_of(
@@ -16,6 +18,5 @@ def planes_of(
 ) -> Sequence[SpaceComponent]:
     """The components of one space, in the order in which they start."""
     checkpoints = CheckpointPlane(conn, names, settings, replica)
-    if not PLANES:
-        return (checkpoints,)
-    return (checkpoints, LedgerPlane(conn, names, settings, replica, planes=PLANES))
+    ledger = LedgerPlane(conn, names, settings, replica, planes=PLANES)
+    return (checkpoints, ledger, Probes(conn, names, replica, ledger, monotonic=time.monotonic))

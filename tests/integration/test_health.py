@@ -22,6 +22,10 @@ async def ask(port: int, path: str) -> tuple[int, str, str]:
         return answer.status, answer.content_type, await answer.text()
 
 
+async def no_metrics() -> tuple[bytes, str]:
+    return b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"
+
+
 async def test_each_page_says_what_it_knows() -> None:
     reasons: dict[str, list[str]] = {"alive": [], "ready": []}
     port = free_port()
@@ -30,7 +34,7 @@ async def test_each_page_says_what_it_knows() -> None:
         port,
         alive=lambda: reasons["alive"],
         ready=lambda: reasons["ready"],
-        metrics=lambda: (b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"),
+        metrics=no_metrics,
     )
     await server.start()
     try:
@@ -56,18 +60,14 @@ async def test_a_taken_port_is_refused_in_one_sentence() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = HealthServer(
-            "127.0.0.1", port, alive=list, ready=list, metrics=lambda: (b"", "text/plain")
-        )
+        server = HealthServer("127.0.0.1", port, alive=list, ready=list, metrics=no_metrics)
         with pytest.raises(StartRefused, match=f"127.0.0.1:{port} cannot be used"):
             await server.start()
 
 
 async def test_an_open_request_does_not_hold_up_the_end() -> None:
     port = free_port()
-    server = HealthServer(
-        "127.0.0.1", port, alive=list, ready=list, metrics=lambda: (b"", "text/plain")
-    )
+    server = HealthServer("127.0.0.1", port, alive=list, ready=list, metrics=no_metrics)
     await server.start()
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /livez HTTP/1.1\r\n")

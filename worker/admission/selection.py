@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from schemas.admission import ADMITTED, QUEUED, Block
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
+from worker import metrics
 from worker.admission import heads, journal, limits, policy, seats, turns
 from worker.admission.limits import Limits
 from worker.admission.turns import Turn
@@ -120,6 +121,8 @@ def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
         connector=turn.identity if owner.uid == turn.uid else None,
         by_age=choice.by_age,
     )
+    if not tx.outbox.muted:
+        metrics.QUEUE_WAIT.observe((tx.now_ms - turn.enqueued_at_ms) / 1000)
     turn.state, turn.node, turn.uid = ADMITTED, None, owner.uid
     turn.lease_id, turn.owner_principal, turn.owner_uid = lease_id, owner.principal, owner.uid
     turn.admitted_at_ms, turn.start_deadline_at_ms = tx.now_ms, start_deadline_at_ms

@@ -15,6 +15,7 @@ import structlog
 from schemas import headers, results, strict_json, subjects, tokens
 from schemas.codes import BadInput, Code
 from schemas.results import Refusal
+from worker import metrics
 from worker.bus.errors import BusError
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
@@ -114,3 +115,4 @@ class Bystander:
         subject = subjects.result(names, command.speaker, command.plane, command.verb, result_id)
         await self._js.connection.publish(subject, strict_json.dumps(result), headers=UNSTORED)
         self.told += 1
+        metrics.TOLD_UNAVAILABLE.inc()

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from schemas.commands.sys import Rebase, Ruleset
+from worker import metrics
 from worker.bus.errors import BusError, GapError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
@@ -354,10 +355,12 @@ class Runner:
             return batch, _position(database, ticks + batch.ticked)
 
         try:
-            batch, position = await database.run(work)
+            with metrics.FOLD_SECONDS.time():
+                batch, position = await database.run(work)
         except (StorageFull, FoldFailed):
             self._publisher.said = said + self._publisher.said
             raise
+        metrics.FOLD_BATCH.observe(batch.applied)
         self._publisher.offer(batch.rows, batch.watermark)
         await self._move(position)
         return batch

@@ -13,12 +13,13 @@ from schemas.names import Names, kv_stream
 from schemas.results import Refusal, Verdict
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
+from worker import metrics
 from worker.bus.connection import Connection
 from worker.bus.jetstream import JetStream
 from worker.bus.kv import Bucket
 from worker.bus.window import GroupPublisher
 from worker.errors import StartRefused
-from worker.ledger import store
+from worker.ledger import counting, store
 from worker.ledger.bystander import Bystander
 from worker.ledger.control import Control
 from worker.ledger.database import Database
@@ -36,6 +37,7 @@ from worker.ledger.runner import Runner
 from worker.ledger.snapshots import Snapshots
 from worker.ledger.space_key import SpaceKey
 from worker.ledger.ticker import Ticker
+from worker.ledger.tx import OutRow
 from worker.ledger.watch import LogWatch
 from worker.queries import QueryHandler
 from worker.settings import Settings
@@ -46,6 +48,9 @@ BEHIND_MS: Final = 5_000
 """A fold that has not reached where the log was so long ago is behind: not ready."""
 
 DRAIN_S: Final = 1.5
+PROBE: Final = "probe"
+"""Name of the note that ``write_probe`` writes."""
+
 _log = structlog.get_logger("tidegate.ledger")
 
 
@@ -95,7 +100,11 @@ class LedgerPlane:
         self._watch = LogWatch(js, names.log_stream, monotonic)
         self._key = SpaceKey(js, names)
         self._publisher = Publisher(
-            js, names, space_key=self._key.get, oldest_ms=self._oldest_heard_ms
+            js,
+            names,
+            space_key=self._key.get,
+            oldest_ms=self._oldest_heard_ms,
+            on_stored=self._count_stored,
         )
         self._runner = Runner(js, names.log_stream, self._publisher, self._watch, wall_ms=wall_ms)
         self._lease = Lease(leases, replica, self._publisher.progress, abstain=self._is_halted)
@@ -132,6 +141,7 @@ class LedgerPlane:
         )
         self._diverged = asyncio.Event()
         self._goal = 0
+        self._troubles: set[str] = set()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -237,6 +247,7 @@ class LedgerPlane:
             "epoch": here.epoch,
             "watermark": here.watermark,
             "lag": max(0, self._watch.last_seq() - here.watermark),
+            "lag_ms": self._watch.behind_ms(here.watermark),
             "log_time_ms": here.now_ms,
             "chain": here.chain,
             "ruleset": here.ruleset,
@@ -254,6 +265,32 @@ class LedgerPlane:
             "snapshot": None if last is None else {"name": last.name, "watermark": last.watermark},
             "settings": dict(self._keeper.settings),
         }
+
+    async def sample(self) -> None:
+        """Bring the ledger's gauges up to date."""
+        space, here, last = self._names.space, self._runner.position, self._keeper.last
+        lag = max(0, self._watch.last_seq() - here.watermark)
+        metrics.FOLD_LAG_COMMANDS.labels(space).set(lag)
+        metrics.FOLD_LAG_SECONDS.labels(space).set(self._watch.behind_ms(here.watermark) / 1000)
+        metrics.OUTBOX_DEPTH.labels(space).set(self._publisher.backlog)
+        metrics.PUBLISHES.labels(space).set(self._lease.held)
+        since = here.watermark - (0 if last is None else last.watermark)
+        metrics.SNAPSHOT_LAG_COMMANDS.labels(space).set(since)
+        trouble = self._runner.trouble
+        if trouble is not None:
+            self._troubles.add(trouble.reason)
+        for reason in self._troubles:
+            stands = trouble is not None and trouble.reason == reason
+            metrics.FOLD_STOPPED.labels(space, reason).set(stands)
+
+    async def write_probe(self) -> None:
+        """Prove that the file takes a write: one note, in a transaction of its own.
+
+        Raises:
+            LedgerError: It does not, or there is no file.
+        """
+        database = self._runner.database
+        await database.run(lambda: database.fold.note({PROBE: str(self._watch.now_ms())}))
 
     async def read(self, query: Query, speaker: Speaker, raw: bytes) -> Verdict:
         """Answer a plane's query as the query service would."""
@@ -304,6 +341,9 @@ class LedgerPlane:
         here, trouble = self._runner.position, self._runner.trouble
         halted = "" if trouble is None else trouble.reason
         return Standing(self._replica, here.epoch, here.watermark, halted)
+
+    def _count_stored(self, rows: Sequence[OutRow]) -> None:
+        counting.count_stored(rows, self._watch.now_ms())
 
     def _oldest_heard_ms(self) -> int:
         return self._runner.oldest_heard_ms()

@@ -80,6 +80,15 @@ class LogWatch:
         limit_s = self._monotonic() - ms / 1000
         return max((seq for heard_s, seq in self._samples if heard_s <= limit_s), default=0)
 
+    def behind_ms(self, seq: int) -> int:
+        """For how long the log has been known to hold more than this sequence; 0 if it does not.
+
+        Longer than the samples reach back, it is as long as they do.
+        """
+        now_s = self._monotonic()
+        ages = (int((now_s - heard_s) * 1000) for heard_s, last in self._samples if last > seq)
+        return max(ages, default=0)
+
     def last_seq(self) -> int:
         """The log's last sequence, as far as it is known."""
         return 0 if self.info is None else self.info.last_seq

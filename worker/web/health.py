@@ -32,7 +32,7 @@ class HealthServer:
         *,
         alive: Reasons,
         ready: Reasons,
-        metrics: Callable[[], tuple[bytes, str]],
+        metrics: Callable[[], Awaitable[tuple[bytes, str]]],
     ) -> None:
         self._host = host
         self._port = port
@@ -71,7 +71,7 @@ class HealthServer:
             return
 
     async def _scrape(self, _: web.Request) -> web.Response:
-        body, content_type = self._metrics()
+        body, content_type = await self._metrics()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
