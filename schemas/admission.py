@@ -7,6 +7,7 @@ from pydantic import Field
 from schemas.commands.adm import Failure, IntentIdentity, PolicyValues
 from schemas.commands.sys import Fence, Owner
 from schemas.model import Closed, Message
+from schemas.strict_json import JsonObject
 from schemas.tokens import Count, Generation, HexDigest, Instant, Label, Name
 
 QUEUED: Final = "queued"
@@ -203,6 +204,10 @@ LossReason = Literal[
 ]  # fmt: skip
 
 
+LEASE_LOST: Final = "lease_lost"
+"""Stands for a verb in the subject of the message to the owner, and for a kind in the fact's."""
+
+
 class LeaseLost(Message):
     """Body of ``fact.adm.lease_lost.<request id>.<generation>`` and of the owner's message.
 
@@ -264,6 +269,10 @@ class EventsPage(Closed):
 
     events: list[EventView]
     next_after: Count | None = None
+
+    def to_object(self) -> JsonObject:
+        """As ``Closed.to_object``, with the names on the wire."""
+        return self.model_dump(exclude_none=True, by_alias=True)
 
 
 class PolicyView(Closed):

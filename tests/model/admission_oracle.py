@@ -71,8 +71,6 @@ class Oracle:
     def __post_init__(self) -> None:
         self.limit = self.policy["max_active_turns"]
 
-    # What is counted
-
     def seats(self) -> int:
         return sum(turn.seat is not None for turn in self.turns.values())
 
@@ -87,8 +85,6 @@ class Oracle:
             and self.starts() < self.policy["max_concurrent_starts"]
             and (last is None or self.now - last >= self.policy["min_start_interval_ms"])
         )
-
-    # Time
 
     def pass_time(self, at: int) -> None:
         self.now = now = max(self.now, at)
@@ -117,8 +113,6 @@ class Oracle:
         self.seen[owner] = max(self.seen.get(owner, 0), at)
         self.silent.discard(owner)
         self.dead.pop(owner, None)
-
-    # Seats
 
     def choice(self, turns: list[Turn]) -> tuple[Turn, bool] | None:
         eligible = [
@@ -196,8 +190,6 @@ class Oracle:
     def unseal(self, turn: Turn) -> None:
         if turn.sealed:
             turn.sealed = False
-
-    # Verbs; each returns the outcome
 
     def enqueue(self, new: Turn) -> str:
         known = self.turns.get(new.id)

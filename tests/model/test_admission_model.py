@@ -105,8 +105,6 @@ class Machine(RuleBasedStateMachine):
     def turns(self) -> list[Turn]:
         return list(self.oracle.turns.values())
 
-    # Commands
-
     def send(self, verb: str, *key: str, by: Owner | None, **body: Any) -> dict[str, Any]:
         """Fold a command at the stepped clock; a connector's command is a beat of its owner."""
         assert self.adm is not None
@@ -433,8 +431,6 @@ class Machine(RuleBasedStateMachine):
         self.adm.driver.tick(at_ms=self.at)
         self.adm.now_ms = self.oracle.now
         self.settle()
-
-    # What must hold after every command
 
     @invariant()
     def both_sides_agree(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from schemas.admission import (
     BEFORE_INTENT,
     FAILED,
+    LEASE_LOST,
     QUEUE_TIMEOUT,
     QUEUED,
     RECOVERY_REQUIRED,
@@ -299,8 +300,8 @@ def say_lost(tx: Tx, turn: Turn, lost: Lost, reason: LossReason) -> None:
         "reason": reason,
         "state": turn.state,
     }
-    tx.fact("adm", "lease_lost", (turn.request_id, str(lost.generation)), body)
-    tx.message(lost.owner, "adm", "lease_lost", body)
+    tx.fact("adm", LEASE_LOST, (turn.request_id, str(lost.generation)), body)
+    tx.message(lost.owner, "adm", LEASE_LOST, body)
 
 
 def fenced(turn: Turn | None, lease_id: str, generation: int, owner: Speaker) -> bool:

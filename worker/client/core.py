@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from schemas import headers as h
 from schemas import strict_json, subjects
+from schemas.admission import LEASE_LOST, LeaseLost
 from schemas.codes import BadInput
 from schemas.commands import LEDGER_PLANES
 from schemas.commands.sys import StatusQuery
@@ -27,6 +28,7 @@ from worker.bus.errors import BusError, Denied, Unavailable, Unknown
 from worker.bus.jetstream import parse_ack
 from worker.bus.options import ConnectOptions
 from worker.bus.subscription import Msg, Subscription
+from worker.client.admission import Admission
 from worker.client.caps import Caps
 from worker.client.checkpoints import Checkpoints
 from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
@@ -71,7 +73,8 @@ class Client:
     Use it as ``async with Client(url, speaker, space) as client``.
 
     Attributes:
-        cp: The checkpoint plane's verbs and queries.
+        adm: The admission plane's verbs and queries.
+        cp: The checkpoint plane's.
         cap: The cap plane's.
 
     Args:
@@ -98,6 +101,7 @@ class Client:
         self.names = Names(root, space)
         self.speaker = speaker
         self.timeout_ms = timeout_ms
+        self.adm = Admission(self)
         self.cp = Checkpoints(self)
         self.cap = Caps(self)
         self._options = ConnectOptions((broker,)) if isinstance(broker, str) else broker
@@ -107,6 +111,7 @@ class Client:
         self._results: Subscription | None = None
         self._listening = asyncio.Lock()
         self._waiting = Waiting()
+        self._on_lost: Callable[[LeaseLost], None] | None = None
         self._epoch: str | None = None
 
     async def __aenter__(self) -> Self:
@@ -261,6 +266,15 @@ class Client:
         body = StatusQuery(after=after)
         return (await self.query("sys", "status", body, timeout_ms=timeout_ms)).data
 
+    async def on_lease_lost(self, listener: Callable[[LeaseLost], None]) -> None:
+        """Hear of every lease of ours that is lost; they arrive among our results.
+
+        Raises:
+            BusError: If we cannot listen.
+        """
+        self._on_lost = listener
+        await self._listen()
+
     async def _ask(self, subject: str, data: bytes, wait_ms: int) -> Msg:
         patience = _Patience(min(PATIENCE_MS, wait_ms // 2))
         while True:
@@ -349,7 +363,12 @@ class Client:
             return None
 
     async def _on_result(self, msg: Msg) -> None:
+        kind = msg.subject.rsplit(".", 2)[-2]
         try:
+            if kind == LEASE_LOST:
+                if self._on_lost is not None:
+                    self._on_lost(LeaseLost.from_bytes(msg.data))
+                return
             result = Result.parse(msg.data)
         except BadInput as bad:
             log.warning("result_not_understood", subject=msg.subject, reason=bad.reason)
