@@ -95,10 +95,29 @@ async def test_a_settlement_without_a_fact_gets_it(desk: Desk, space: Space) -> 
     async with serving(space, wheel=False) as replica:
         target = a_target()
         now = await desk.now_ms()
-        await desk.plant(target, in_ms=-1, state="expired", settledGeneration=1, settledTs=now)
+        await desk.plant(target, in_ms=-5, state="expired", settledGeneration=1, settledTs=now)
         await replica.swept(audit=False)
         assert (await desk.agree(target))["settledTs"] == now
         assert await told_of(desk, target) == [["fact-published"]]
+
+
+@pytest.mark.usefixtures("no_grace")
+async def test_a_foreign_expiry_stamped_before_its_deadline_gets_its_fact_too(
+    desk: Desk, space: Space
+) -> None:
+    target, other = a_target(), a_target()
+    now = await desk.now_ms()
+    for one in (target, other):
+        await desk.plant(one, in_ms=MINUTE_MS, state="expired", settledGeneration=1, settledTs=now)
+    async with serving(space, wheel=False) as replica:
+        assert (await desk.ask("expire", other, {}))["outcome"] == "already_settled"
+        await replica.swept(audit=False)
+        for one in (target, other):
+            fact = await desk.fact(one)
+            assert fact is not None
+            assert (fact["settle"], fact["ts"]) == ("expired", now)
+            told = [fact for fact in await desk.facts(one) if fact.kind == "expired"]
+            assert [fact.body["lateness_ms"] for fact in told] == [0]
 
 
 @pytest.mark.usefixtures("no_grace")

@@ -4,6 +4,8 @@ The result is created at a subject of its own, so a command that is delivered ag
 was published ends there, and two replicas that decide the same command publish one result.
 """
 
+import asyncio
+
 from schemas import headers as h
 from schemas import results, strict_json, subjects, tokens
 from schemas.codes import BadInput, Code
@@ -64,6 +66,11 @@ class CommandHandler:
         self._verbs = verbs
         self._repairer = repairer
         self._ack_wait_ms = ack_wait_ms
+        self._reached = 0
+
+    def served_up_to(self, seq: int) -> None:
+        """Take commands up to this sequence as possibly served before."""
+        self._reached = max(self._reached, seq)
 
     async def handle(self, delivery: Delivery) -> None:
         """Serve one delivery to its end.
@@ -78,6 +85,7 @@ class CommandHandler:
             await self._answer(delivery, None, "", _derived_id(delivery), Refusal.of(bad), [])
             return
         command_id, refused = _command_id(delivery)
+        began_ms = _monotonic_ms()
         with logs.bound(space=self._names.space, command_id=command_id, verb=f"cp.{command.verb}"):
             subject = subjects.result(
                 self._names, command.speaker, "cp", command.verb, str(delivery.stream_seq)
@@ -104,6 +112,14 @@ class CommandHandler:
                 except BadInput as bad:
                     verdict = Refusal.of(bad)
             telling = context.telling if context is not None else []
+            if _monotonic_ms() - began_ms >= self._ack_wait_ms and await self._result_exists(
+                subject
+            ):
+                # Stopped for so long that another replica has answered; who listens would hear
+                # also the result that the stream then refuses.
+                await together(*(tell() for tell in telling))
+                await delivery.ack()
+                return
             await self._answer(
                 delivery, command.speaker, command.verb, command_id, verdict, telling
             )
@@ -141,8 +157,11 @@ class CommandHandler:
             )
 
     def _may_have_been_served(self, delivery: Delivery) -> bool:
-        age_ms = self._clock.upper_ms() - delivery.time_ms
-        return delivery.delivered > 1 or age_ms >= self._ack_wait_ms
+        # First deliveries come in the order of the stream. One that does not is another delivery,
+        # even if it is called the first: the durable was lost and made again.
+        again = delivery.delivered > 1 or delivery.stream_seq <= self._reached
+        self._reached = max(self._reached, delivery.stream_seq)
+        return again or self._clock.upper_ms() - delivery.time_ms >= self._ack_wait_ms
 
     async def _result_exists(self, subject: str) -> bool:
         return await self._js.last_message(self._names.res_stream, subject) is not None
@@ -185,6 +204,10 @@ class CommandHandler:
         except CasLost:
             # Another replica, or an earlier delivery, has answered; the first answer stands.
             return
+
+
+def _monotonic_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000
 
 
 def _known(verb: str) -> str:

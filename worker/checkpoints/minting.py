@@ -22,11 +22,10 @@ from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Checkpoint, own_timer
 from schemas.views import CheckpointFact
 from worker.bus.errors import CasLost, Unknown
-from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context
 from worker.checkpoints.looking import Seen, Whole, closed, look, regressed, whole
 from worker.checkpoints.records import Deleted, Records, SpecAt, StatusAt
-from worker.checkpoints.settle import Settler, publish_fact, view
+from worker.checkpoints.settle import Settler, view
 from worker.timers.wheel import Coordinate
 from worker.timers.writer import Armed, TimerWriter
 
@@ -64,9 +63,8 @@ class Minter:
         names: The space.
         clock: The broker's now.
         records: The records.
-        settler: Finishes a settled checkpoint that is minted again.
+        settler: Finishes a settled checkpoint that is minted again, and tells observers.
         writer: Arms the deadline.
-        res: Publisher of facts.
         offer: Told of each coordinate this worker armed.
     """
 
@@ -77,7 +75,6 @@ class Minter:
         records: Records,
         settler: Settler,
         writer: TimerWriter,
-        res: GroupPublisher,
         offer: Callable[[Coordinate], object],
     ) -> None:
         self._names = names
@@ -85,7 +82,6 @@ class Minter:
         self._records = records
         self._settler = settler
         self._writer = writer
-        self._res = res
         self._offer = offer
 
     async def mint(self, ctx: Context, body: Mint) -> Verdict:
@@ -138,7 +134,7 @@ class Minter:
     async def _minted(self, ctx: Context, it: Whole) -> Verdict:
         self._records.remember_waiting(ctx.target, it.status)
         await self._arm(ctx.target, it.status, fresh=True)
-        self._tell_waiting(ctx, it)
+        self._tell_waiting(ctx, it, again=False)
         return Accepted(
             "minted", view(ctx.target, it.status.record, it.spec.record.holder).to_object()
         )
@@ -167,7 +163,7 @@ class Minter:
             await self._settler.finish(ctx.target, it.status, won=False, by="command")
             return Accepted("already_minted", shown)
         await self._arm(ctx.target, it.status, fresh=False)
-        self._tell_waiting(ctx, it)
+        self._tell_waiting(ctx, it, again=True)
         own = it.status.cause == ctx.cause
         return Accepted("minted" if own else "already_minted", shown)
 
@@ -198,7 +194,7 @@ class Minter:
         if isinstance(armed, Armed) and armed.generation == record.deadlineGeneration:
             self._offer(coordinate(target, status, armed.seq))
 
-    def _tell_waiting(self, ctx: Context, it: Whole) -> None:
+    def _tell_waiting(self, ctx: Context, it: Whole, *, again: bool) -> None:
         fact = CheckpointFact(
             v=1,
             generation=1,
@@ -207,8 +203,8 @@ class Minter:
             at_ms=it.spec.record.mintedAt,
         )
         ctx.telling.append(
-            lambda: publish_fact(
-                self._res, self._names, ctx.target, "waiting", fact, ctx.cause, ctx.trace
+            lambda: self._settler.tell(
+                ctx.target, "waiting", fact, ctx.cause, ctx.trace, again=again
             )
         )
 

@@ -109,9 +109,9 @@ class CheckpointPlane:
             self._on_change,
             self._settler.settled_lately,
         )
-        parts = (names, self._clock, self._records, self._settler, self._writer, self._res)
+        parts = (names, self._clock, self._records, self._settler, self._writer)
         self._minter = Minter(*parts, self._offer)
-        self._repairer = Repairer(js, *parts, self._offer)
+        self._repairer = Repairer(js, *parts, self._res, self._offer)
         self._sweep = Sweep(
             js,
             names,
@@ -194,6 +194,9 @@ class CheckpointPlane:
         """Learn the broker's time, look for a regression, open the index."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         await self._clock.refresh()
+        # What is in the stream already may have been served by whoever ran before.
+        commands = await self._js.stream_info(self._names.cmd_stream)
+        self._commands.served_up_to(commands.last_seq)
         await self._guard.open()
         await self._check_streams()
         await self._feed.open()

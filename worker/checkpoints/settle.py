@@ -6,6 +6,7 @@ the sweep) can finish it and arrives at the same bytes.
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -155,12 +156,12 @@ class Settler:
             self._count(status.record, by)
         self._on_settled(Settled(target, status, won))
         if telling is not None:
-            telling.append(lambda: self._tell(target, status.record, cause, trace))
+            telling.append(lambda: self._tell(target, status.record, cause, trace, again=not won))
             telling.append(lambda: self._withdraw(target, by))
             return
         try:
             # The timer goes last: as long as it stands, its fire brings somebody back to finish.
-            await self._tell(target, status.record, cause, trace)
+            await self._tell(target, status.record, cause, trace, again=not won)
             await self._withdraw(target, by)
         except BaseException:
             self._lately.pop(target, None)
@@ -242,8 +243,46 @@ class Settler:
             if owner is not None:
                 await self._writer.withdraw(owner)
 
+    async def tell(
+        self,
+        target: Checkpoint,
+        kind: str,
+        fact: CheckpointFact,
+        cause: str,
+        trace: str | None,
+        *,
+        again: bool,
+    ) -> None:
+        """Publish a public fact, create-only per generation; one that exists is enough.
+
+        Args:
+            target: About which checkpoint.
+            kind: ``waiting``, ``extended``, ``resumed`` or ``expired``.
+            fact: What there is to say.
+            cause: Whose doing.
+            trace: Trace context of the command.
+            again: Whether it may have been published before. Who listens hears even what the stream
+                then refuses, so it is looked for first.
+        """
+        subject = subjects.checkpoint_fact(self._names, kind, target, fact.generation)
+        if again and await self._js.last_message(self._names.res_stream, subject) is not None:
+            return
+        headers = {h.CAUSE: cause}
+        if trace is not None:
+            headers[h.TRACEPARENT] = trace
+        with contextlib.suppress(CasLost):
+            await self._res.publish(
+                subject, fact.to_bytes(), headers=headers, expect_last_subject_seq=0
+            )
+
     async def _tell(
-        self, target: Checkpoint, record: StatusRecord, cause: str, trace: str | None
+        self,
+        target: Checkpoint,
+        record: StatusRecord,
+        cause: str,
+        trace: str | None,
+        *,
+        again: bool,
     ) -> None:
         holder = record.settledHolder
         if holder is None:
@@ -251,15 +290,8 @@ class Settler:
             if not isinstance(spec, SpecAt):
                 raise Garbled(target, "spec")
             holder = spec.record.holder
-        await publish_fact(
-            self._res,
-            self._names,
-            target,
-            record.state,
-            observer_fact(record, holder),
-            cause,
-            trace,
-        )
+        fact = observer_fact(record, holder)
+        await self.tell(target, record.state, fact, cause, trace, again=again)
 
     def _remember(self, target: Checkpoint, generation: int) -> None:
         self._lately[target] = generation
@@ -324,32 +356,9 @@ def observer_fact(record: StatusRecord, holder: Holder) -> CheckpointFact:
         deadline_at_ms=record.deadline,
         holder=holder,
         at_ms=at_ms,
-        lateness_ms=at_ms - record.deadline if record.state == "expired" else None,
+        # A foreign writer's expiry may be stamped before its deadline; ours never is.
+        lateness_ms=max(0, at_ms - record.deadline) if record.state == "expired" else None,
     )
-
-
-async def publish_fact(
-    res: GroupPublisher,
-    names: Names,
-    target: Checkpoint,
-    kind: str,
-    fact: CheckpointFact,
-    cause: str,
-    trace: str | None,
-) -> None:
-    """Publish a public fact, create-only per generation; one that exists is enough."""
-    headers = {h.CAUSE: cause}
-    if trace is not None:
-        headers[h.TRACEPARENT] = trace
-    try:
-        await res.publish(
-            subjects.checkpoint_fact(names, kind, target, fact.generation),
-            fact.to_bytes(),
-            headers=headers,
-            expect_last_subject_seq=0,
-        )
-    except CasLost:
-        return
 
 
 def view(target: Checkpoint, record: StatusRecord, holder: Holder | None = None) -> CheckpointView:

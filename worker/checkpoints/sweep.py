@@ -165,10 +165,12 @@ class Sweep:
             )
 
     async def _unproven(self, now_ms: int) -> None:
-        for target in await self._feed.unproven(now_ms - GRACE_MS, PAGE):
-            if await self._records.fact(target) is None:
-                await self._repairer.repair(target, self._cause)
-            await self._feed.prove(target)
+        await self._each(await self._feed.unproven(now_ms - GRACE_MS, PAGE), self._prove)
+
+    async def _prove(self, target: Checkpoint) -> None:
+        if await self._records.fact(target) is None:
+            await self._repairer.repair(target, self._cause)
+        await self._feed.prove(target)
 
     async def _audit(self, now_ms: int) -> None:
         armed = self._js.subject_pages(

@@ -24,12 +24,11 @@ from schemas.subjects import own_timer
 from schemas.views import CheckpointFact
 from worker import metrics
 from worker.bus.errors import CasLost, Unknown
-from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context
 from worker.checkpoints.looking import Whole, look, regressed, whole
 from worker.checkpoints.minting import coordinate, deadline_trouble
 from worker.checkpoints.records import Garbled, Records, StatusAt
-from worker.checkpoints.settle import Settler, publish_fact, resumed, view
+from worker.checkpoints.settle import Settler, resumed, view
 from worker.timers.wheel import Coordinate
 from worker.timers.writer import Armed, TimerWriter
 
@@ -45,7 +44,6 @@ class Verbs:
         records: The records.
         settler: Settles and finishes.
         writer: Arms deadlines.
-        res: Publisher of facts.
         offer: Told of each coordinate this worker armed.
     """
 
@@ -56,7 +54,6 @@ class Verbs:
         records: Records,
         settler: Settler,
         writer: TimerWriter,
-        res: GroupPublisher,
         offer: Callable[[Coordinate], object],
     ) -> None:
         self._names = names
@@ -64,7 +61,6 @@ class Verbs:
         self._records = records
         self._settler = settler
         self._writer = writer
-        self._res = res
         self._offer = offer
 
     async def heartbeat(self, ctx: Context, body: Heartbeat) -> Verdict:
@@ -258,7 +254,12 @@ class Verbs:
             holder=it.spec.record.holder,
             at_ms=ctx.at_ms,
         )
-        self._tell(ctx, "extended", fact)
+        again = armed_seq is None
+        ctx.telling.append(
+            lambda: self._settler.tell(
+                ctx.target, "extended", fact, ctx.cause, ctx.trace, again=again
+            )
+        )
         return Accepted("extended", view(ctx.target, record, it.spec.record.holder).to_object())
 
     async def _check_prompt(self, ctx: Context, body: Resume) -> Refusal | None:
@@ -379,10 +380,3 @@ class Verbs:
 
     def _view(self, ctx: Context, it: Whole) -> dict[str, object]:
         return view(ctx.target, it.status.record, it.spec.record.holder).to_object()
-
-    def _tell(self, ctx: Context, kind: str, fact: CheckpointFact) -> None:
-        ctx.telling.append(
-            lambda: publish_fact(
-                self._res, self._names, ctx.target, kind, fact, ctx.cause, ctx.trace
-            )
-        )
