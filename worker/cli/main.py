@@ -9,6 +9,7 @@ import typer
 from schemas.codes import BadInput
 from worker.cli import (
     bench,
+    cap,
     common,
     config,
     cp,
@@ -35,6 +36,7 @@ run_worker.register(app)
 setup.register(app)
 status.register(app)
 app.add_typer(cp.app, name="cp")
+app.add_typer(cap.app, name="cap")
 app.add_typer(identity.app, name="identity")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")

@@ -1,0 +1,374 @@
+"""``tidegate cap``: the cap plane from a shell."""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from schemas import tokens
+from schemas.caps import ImportView
+from schemas.results import Result
+from schemas.roles import OPERATOR_PREFIX
+from worker.cli import cap_views, common
+from worker.cli.common import (
+    AsOption,
+    CommandIdOption,
+    ConfigOption,
+    JsonFlag,
+    NatsOption,
+    Session,
+    SpaceOption,
+    TimeoutOption,
+)
+
+if TYPE_CHECKING:
+    from worker.caps.leftovers import Leftovers
+    from worker.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Caps: a person lets an agent act for them up to a cap, and can stop it at once.\n\n"
+    + common.EXIT_CODES,
+)
+
+User = Annotated[str, typer.Argument(help="Whose cap: [A-Za-z0-9-]{1,100}.")]
+MintKey = Annotated[str, typer.Argument(help="The reservation's key: [A-Za-z0-9_-]{16,100}.")]
+Expiry = Annotated[
+    str,
+    typer.Option(
+        "--expires",
+        "-x",
+        help="The grant's expiry to the millisecond: an RFC 3339 instant or milliseconds.",
+        metavar="WHEN",
+    ),
+]
+AS_OPERATOR = f"Speaks as {OPERATOR_PREFIX} unless --as or the settings name somebody."
+
+
+class Switch(StrEnum):
+    """On or off."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@app.command()
+def reserve(
+    user: User,
+    expires: Annotated[
+        str,
+        typer.Option(
+            "--expires",
+            "-x",
+            help="The latest expiry wanted: +1h, an RFC 3339 instant, or milliseconds.",
+            metavar="WHEN",
+        ),
+    ],
+    cap: Annotated[
+        int, typer.Option("--cap", help="Whole currency units that one action may cost.")
+    ],
+    mint_key: Annotated[
+        str | None, typer.Argument(help="Its key; a random one if absent, printed.")
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Reserve an expiry second for a cap that is about to be minted."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields = {"latest_expires_at_ms": common.instant("--expires", expires), "cap": cap}
+    key = (_user(user), _mint_key(mint_key or secrets.token_hex(12)))
+    _verb(session, "reserve", key, fields, command_id)
+
+
+@app.command()
+def confirm(
+    user: User,
+    mint_key: MintKey,
+    expires: Expiry,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a reserved cap the one that authorises, in place of the one before."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields = {"grant_expires_at_ms": common.instant("--expires", expires)}
+    _verb(session, "confirm", (_user(user), _mint_key(mint_key)), fields, command_id)
+
+
+@app.command()
+def authorize(
+    user: User,
+    amount: Annotated[int, typer.Option("--amount", help="What the action costs.")],
+    expires: Expiry,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Ask whether one action may be sent now: exit 0 only if it may, and until the permit ends."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields = {"amount": amount, "grant_expires_at_ms": common.instant("--expires", expires)}
+    began = time.monotonic()
+
+    def lines(result: Result) -> list[str]:
+        left_ms = result.data["valid_for_ms"] - int((time.monotonic() - began) * 1000)
+        return cap_views.permit_lines(user, result, max(0, left_ms))
+
+    result = _call(session, "authorize", (_user(user),), fields, command_id)
+    if int((time.monotonic() - began) * 1000) >= result.data["valid_for_ms"]:
+        common.say("tidegate: the answer took longer than the permit is valid; ask again")
+        raise typer.Exit(common.REFUSED)
+    common.emit(result.to_object(), as_json, lines(result))
+
+
+@app.command()
+def revoke(
+    user: User,
+    expires: Expiry,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """End the active grant, if it is the one that expires then."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    fields = {"expires_at_ms": common.instant("--expires", expires)}
+    _verb(session, "revoke", (_user(user),), fields, command_id)
+
+
+@app.command()
+def stop(
+    user: User,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """End everything of a person: the active grant and all that is in flight."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    _verb(session, "stop", (_user(user),), {}, command_id)
+
+
+@app.command()
+def bump(
+    user: User,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Raise a person's generation alone; what is active then authorises nothing."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    _verb(session, "bump", (_user(user),), {}, command_id)
+
+
+@app.command(epilog=AS_OPERATOR)
+def minting(
+    switch: Annotated[Switch, typer.Argument(help="Whether new caps may be reserved.")],
+    permit: Annotated[
+        str | None,
+        typer.Option(
+            "--permit", help="How long a permit is valid, 2s at most.", metavar="DURATION"
+        ),
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Switch new reservations on or off; what is reserved already is not touched."""
+    session = _operators(config, nats, space, as_, as_json, timeout)
+    fields: dict[str, Any] = {"enabled": switch is Switch.ON}
+    if permit is not None:
+        fields["permit_ms"] = common.duration("--permit", permit)
+    _verb(session, "minting", (), fields, command_id)
+
+
+@app.command()
+def show(
+    user: User,
+    mint_key: Annotated[
+        str | None, typer.Option("--key", help="Also show this reservation.", metavar="KEY")
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", help="Id of a result that the answer must include.", metavar="ID"),
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a person's cap authorises now, and why not."""
+    session = _session(config, nats, space, as_, as_json, timeout)
+    whose = _user(user)
+    key = None if mint_key is None else _mint_key(mint_key)
+
+    async def work(client: "Client") -> None:
+        detail = await client.cap.show(whose, mint_key=key, after=after)
+        lines = cap_views.detail_lines(detail, common.now_ms())
+        common.emit(detail.to_object(), session.as_json, lines)
+
+    _with_client(session, work)
+
+
+@app.command("import", epilog=AS_OPERATOR)
+def import_(
+    folder: Annotated[Path, typer.Argument(help="The predecessor's folder.", metavar="DIR")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be imported.")
+    ] = False,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take in a predecessor's records, once: they hold their keys and seconds for ever.
+
+    Read are *.jsonl, u/USER/r/*.json and caps.db. An import that was broken off goes on where it
+    was when it is run again.
+    """
+    from worker.caps import leftovers
+
+    found = leftovers.read(folder)
+    read = {"records": len(found.records), "files": found.files, "malformed": found.malformed}
+    for where in leftovers.summary(found):
+        common.say(f"malformed, skipped: {where}")
+    if dry_run:
+        common.emit({"read": read}, as_json, cap_views.leftover_lines(found))
+        return
+    session = _operators(config, nats, space, as_, as_json, timeout)
+
+    async def work(client: "Client") -> None:
+        view = await _take_in(client, found)
+        value = {"import": view.to_object(), "read": read}
+        lines = [*cap_views.leftover_lines(found), *cap_views.import_lines(view)]
+        common.emit(value, session.as_json, lines)
+
+    _with_client(session, work)
+
+
+async def _take_in(client: "Client", found: "Leftovers") -> ImportView:
+    chunks = found.chunks()
+    for number, records in enumerate(chunks[:-1], start=1):
+        await client.cap.take_in(found.import_id, number, len(chunks), records)
+    return await client.cap.take_in(found.import_id, len(chunks), len(chunks), chunks[-1])
+
+
+def _verb(
+    session: Session,
+    verb: str,
+    key: tuple[str, ...],
+    fields: dict[str, Any],
+    command_id: str | None,
+) -> None:
+    result = _call(session, verb, key, fields, command_id)
+    lines = cap_views.result_lines(key, result, common.now_ms())
+    common.emit(result.to_object(), session.as_json, lines)
+
+
+def _call(
+    session: Session,
+    verb: str,
+    key: tuple[str, ...],
+    fields: dict[str, Any],
+    command_id: str | None,
+) -> Result:
+    from worker.client.errors import refusal
+
+    async def work(client: "Client") -> Result:
+        return await client.send("cap", verb, key, fields, command_id=command_id)
+
+    result = _with_client(session, work)
+    if result.status != "ok":
+        if result.data and not session.as_json:
+            common.emit({}, False, cap_views.result_lines(key, result, common.now_ms()))
+        raise refusal(result)
+    return result
+
+
+def _session(
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    return common.session(
+        config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
+    )
+
+
+def _operators(
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    """A session of an operator, since nobody else may use the verb.
+
+    Where nobody is named it is a life of one command, which is not kept: a kept one could become
+    the identity that everything else speaks with.
+    """
+    from worker import identity, settings
+
+    if as_ is None:
+        given = settings.load({"nats_url": nats}, config_file=config).settings
+        if not given.principal and not given.nats_user:
+            as_ = f"{OPERATOR_PREFIX}.{identity.new_uid()}"
+    return _session(config, nats, space, as_, as_json, timeout)
+
+
+def _with_client(session: Session, work: Callable[["Client"], Awaitable[common.T]]) -> common.T:
+    async def run() -> common.T:
+        async with session.client() as client:
+            return await work(client)
+
+    return common.run_async(run())
+
+
+def _user(user: str) -> str:
+    if not tokens.is_user(user):
+        common.usage("USER", f"a user id matches {tokens.USER_PATTERN}")
+    return user
+
+
+def _mint_key(mint_key: str) -> str:
+    if not tokens.is_mint_key(mint_key):
+        common.usage("MINT_KEY", f"a mint key matches {tokens.MINT_KEY_PATTERN}")
+    return mint_key
