@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from schemas import tokens
 from schemas.codes import BadInput
 from schemas.commands.cp import ListQuery, ShowQuery, WaitQuery
+from schemas.limits import MAX_SAFE_INTEGER
 from schemas.model import Closed
 from schemas.records import prompt_digest
 from schemas.results import Accepted, Refusal, Verdict
@@ -155,7 +156,11 @@ def _position(cursor: str | None) -> tuple[int, str, str] | None:
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         match json.loads(base64.urlsafe_b64decode(padded)):
-            case [int(deadline), str(endpoint), str(token)]:
+            case [int(deadline), str(endpoint), str(token)] if (
+                0 <= deadline <= MAX_SAFE_INTEGER
+                and tokens.is_endpoint(endpoint)
+                and tokens.is_name(token)
+            ):
                 return deadline, endpoint, token
     except ValueError:
         pass
