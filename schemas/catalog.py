@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from schemas import commands, records, results, views
+from schemas import caps, commands, records, results, views
 
 Kind = Literal["command", "query", "result", "record", "fact", "view"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -107,6 +107,30 @@ def _record(name: str, where: str, model: type[BaseModel]) -> Entry:
 _TIMER = "<root>.<space>.ept.<endpoint>.<instance>.<epoch>.<token>"
 _FACT = "<root>.<space>.fact.cp.<kind>.<endpoint>.<token>.<generation>"
 
+
+def _caps() -> list[Entry]:
+    where = "<root>.<space>.fact.cap.<kind>.<user>.<epoch>-<seq>-<n>"
+    shown = {
+        "cap": caps.CapView,
+        "permit": caps.Permit,
+        "stop": caps.StopView,
+        "bump": caps.BumpView,
+        "settings": caps.CapSettings,
+        "import": caps.ImportView,
+    }
+    return [
+        *(
+            Entry(f"view.cap.{name}", "view", "data of a result", model)
+            for name, model in shown.items()
+        ),
+        Entry("view.cap.show", "view", "data of query.cap.show", caps.CapDetail),
+        *(
+            Entry(f"fact.cap.{kind}", "fact", where.replace("<kind>", kind), model)
+            for kind, model in caps.FACTS.items()
+        ),
+    ]
+
+
 CATALOG: Mapping[str, Entry] = MappingProxyType(
     {
         entry.name: entry
@@ -136,6 +160,7 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
             Entry(
                 "fact.cp.repaired", "fact", _FACT.replace("<kind>", "repaired"), views.RepairedFact
             ),
+            *_caps(),
         )
     }
 )
