@@ -110,7 +110,7 @@ _FACT = "<root>.<space>.fact.cp.<kind>.<endpoint>.<token>.<generation>"
 
 def _caps() -> list[Entry]:
     where = "<root>.<space>.fact.cap.<kind>.<user>.<epoch>-<seq>-<n>"
-    shown = {
+    shown: dict[str, type[BaseModel]] = {
         "cap": caps.CapView,
         "permit": caps.Permit,
         "stop": caps.StopView,
