@@ -24,10 +24,8 @@ from worker.errors import TidegateError
 from worker.ledger.service import LedgerPlane
 from worker.queries import QueryHandler
 
-INTERVAL_S: Final = 5.0
+INTERVAL_S: Final = 3.0
 LIMIT_S: Final = 3.0
-"""Longest one probe may take; then it has failed."""
-
 STALE_S: Final = 4 * INTERVAL_S
 """Without a success for so long a probe counts as failed, whatever keeps it."""
 
@@ -58,6 +56,7 @@ class Probes:
         ledger: The space's ledger, if it has one.
         monotonic: Seconds that never go back.
         interval_s: Time between two rounds.
+        limit_s: Longest one probe may take; then it has failed.
     """
 
     name = "probes"
@@ -71,12 +70,14 @@ class Probes:
         *,
         monotonic: Callable[[], float],
         interval_s: float = INTERVAL_S,
+        limit_s: float = LIMIT_S,
     ) -> None:
         self._conn = conn
         self._names = names
         self._ledger = ledger
         self._monotonic = monotonic
         self._interval_s = interval_s
+        self._limit_s = limit_s
         js = JetStream(conn)
         self._group = GroupPublisher(js, kv_stream(names.leases_bucket), atomic=False)
         self._bucket = Bucket(js, names.leases_bucket, self._group)
@@ -146,10 +147,10 @@ class Probes:
     async def _try(self, name: str, probe: _Probe) -> None:
         before = probe.trouble
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(self._limit_s):
                 await probe.attempt()
         except TimeoutError:
-            probe.trouble = f"not within {LIMIT_S:.0f} s"
+            probe.trouble = f"not within {self._limit_s:g} s"
         except TidegateError as error:
             probe.trouble = error.message
         else:
