@@ -26,7 +26,7 @@ from tests.support.running import RunningWorker
 from tests.support.server import WORKER_PASSWORD
 from tests.support.space import Space
 from worker import identity
-from worker.bus import conf
+from worker.bus import conf, users
 
 UID = "a1" * 13
 VICTIM = Speaker("victim", "v1" * 13)
@@ -76,7 +76,7 @@ def questions(names: Names, role: Role) -> dict[str, str]:
     """What a role may publish that the broker acknowledges or a worker answers."""
     own = Speaker(GRANTS[role].principal, UID)
     target = Checkpoint(ENDPOINT, "own")
-    asks = {"query": subjects.query(names, own, "sys", "status")}
+    asks = {"query": subjects.query(names, own, "sys", "status"), "rights": users.USER_INFO}
     match role:
         case Role.MINTER:
             asks["command"] = subjects.checkpoint_command(names, own, "repair", target)

@@ -25,6 +25,9 @@ from worker.bus import conf
 STORE_DIR: Final = conf.Variable("NATS_STORE_DIR")
 ANY: Final = "*"
 
+USER_INFO: Final = "$SYS.REQ.USER.INFO"
+"""Where a user learns its own account and rights; everybody may, and learns nothing else."""
+
 PRINCIPALS: Final[dict[Role, str]] = {
     Role.OPERATOR: OPERATOR_PREFIX,
     Role.WITNESS: WITNESS_PREFIX,
@@ -74,7 +77,7 @@ class Grant:
 def user(grant: Grant, spaces: Sequence[Names]) -> conf.User:
     """The login of one credential with exactly its rights in each space."""
     inbox = f"_INBOX_{grant.name}.>"
-    publish: list[str] = []
+    publish: list[str] = [USER_INFO]
     subscribe = [inbox]
     for names in spaces:
         if grant.role is Role.WORKER:
