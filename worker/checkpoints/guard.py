@@ -17,7 +17,7 @@ from worker.bus.errors import BusError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.checkpoints.context import Clock
 from worker.checkpoints.journal import Journal, Seen, Settlement
-from worker.checkpoints.records import Contradiction, Records, StatusAt
+from worker.checkpoints.records import Contradiction, Garbled, Records, StatusAt
 from worker.checkpoints.settle import Settled, Settler
 
 log = logs.get()
@@ -63,6 +63,7 @@ class Guard:
         self._pending: list[Settlement] = []
         self._created: dict[str, str] = {}
         self._noted: dict[str, Seen] = {}
+        self._discounted: dict[str, int] = {}
         self._checking = asyncio.Lock()
         self.missing = ""
         """A stream that was gone when it was last looked at; the plane is not ready then."""
@@ -124,6 +125,8 @@ class Guard:
             await on_regression()
             await self._reapply(settler)
             now = {stream: await self._look(stream) for stream in self._streams()}
+            # What was written before the streams went back says nothing about them now.
+            self._discounted = dict(self._highest())
         self._created = {stream: seen.created for stream, seen in now.items()}
         self._noted = now
         await self._run(self._it.note, [], now, int(self._clock.lower_ms()))
@@ -140,20 +143,27 @@ class Guard:
         seen = {
             stream: Seen(self._created[stream], last)
             for stream, last in self._highest().items()
-            if stream in self._created and last > self._noted[stream].last
+            if stream in self._created
+            and last > self._noted[stream].last
+            and last != self._discounted.get(stream)
         }
         if pending or seen:
             await self._run(journal.note, pending, seen, int(self._clock.lower_ms()))
             self._noted.update(seen)
 
-    async def run(self, ready: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:
-        """Flush twice a second and look at the streams every ten seconds, until cancelled."""
+    async def run(self, owed: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:
+        """Flush twice a second and look at the streams every ten seconds, until cancelled.
+
+        Args:
+            owed: Whether a look is owed at once, because an earlier one failed.
+            check: Looks.
+        """
         rounds = 0
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
             await self.flush()
             rounds += 1
-            if rounds % 20 == 0 and ready():
+            if rounds % 20 == 0 or owed():
                 try:
                     await check()
                 except BusError as error:
@@ -177,9 +187,14 @@ class Guard:
             await self._records.put_fact(target, settlement.fact, self._cause)
             status = await self._records.status(target)
             if isinstance(status, StatusAt) and status.record.state == "waiting":
-                await settler.restore_from_fact(target, status, settlement.fact, self._cause)
-        except Contradiction:
-            log.exception("settlement_contradicted", space=self._names.space, token=target.token)
+                await settler.restore(target, status, settlement.status, self._cause)
+        except (Contradiction, Garbled) as error:
+            log.exception(
+                "settlement_not_restored",
+                space=self._names.space,
+                token=target.token,
+                reason=error.reason,
+            )
 
     async def _look(self, stream: str) -> Seen:
         info = await self._js.stream_info(stream)

@@ -77,6 +77,7 @@ class CheckpointPlane:
         self._waiters = Waiters()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+        self._looked_at = -1
 
         self._kv = GroupPublisher(js, kv_stream(names.records_bucket), atomic=True)
         self._epf = GroupPublisher(js, names.epf_stream, atomic=True)
@@ -182,6 +183,8 @@ class CheckpointPlane:
             reasons.append("the broker's clock is not known to within a second")
         if self._guard.regressed:
             reasons.append(f"streams have gone back in time: {', '.join(self._guard.regressed)}")
+        elif self._look_owed():
+            reasons.append("the streams were not looked at yet since the broker came back")
         reasons += [trouble for trouble in (self._guard.missing, self._feed.trouble) if trouble]
         reasons += [
             f"{stream}: {puller.problem.message}"
@@ -207,7 +210,7 @@ class CheckpointPlane:
         names = self._names
         work = [
             self._clock.run(),
-            self._guard.run(self._may_act, self._check_streams),
+            self._guard.run(self._look_owed, self._check_streams),
             self._feed.run(),
             self._sweep.run(self._may_act),
             self._pullers[names.cmd_stream].run(
@@ -257,7 +260,17 @@ class CheckpointPlane:
         return {stream: max(seq, self._feed.last.get(stream, 0)) for stream, seq in written.items()}
 
     def _may_act(self) -> bool:
-        return self._clock.ready and not self._guard.regressed and self._conn.connected
+        return (
+            self._clock.ready
+            and not self._guard.regressed
+            and self._conn.connected
+            and self._looked_at == self._conn.reconnects
+        )
+
+    def _look_owed(self) -> bool:
+        """Whether the streams were not looked at since the last reconnect, or are to be mended."""
+        looked = self._looked_at == self._conn.reconnects
+        return self._conn.connected and (bool(self._guard.regressed) or not looked)
 
     def _gated(self, handle: Handler) -> Handler:
         """Give deliveries back while the plane must not act; they come again in a second."""
@@ -364,7 +377,9 @@ class CheckpointPlane:
         return "stale" if outcome.status.record.state == "waiting" else "not-waiting"
 
     async def _check_streams(self) -> None:
+        reconnects = self._conn.reconnects
         await self._guard.check(self._settler, self._forget)
+        self._looked_at = reconnects
 
     async def _forget(self) -> None:
         """Forget everything that was learned of streams which have gone back in time."""

@@ -208,8 +208,6 @@ class Settler:
         Raises:
             Contradiction: If the fact speaks of a generation the status never had.
         """
-        if fact.generation < at.record.deadlineGeneration:
-            raise Contradiction(target)
         record = StatusRecord(
             state=fact.settle,
             deadlineGeneration=fact.generation,
@@ -220,9 +218,24 @@ class Settler:
             settledHolder=fact.holder,
             settledAnswerId=fact.answerId,
         )
+        return await self.restore(target, at, record, cause)
+
+    async def restore(
+        self, target: Checkpoint, at: StatusAt, settled: StatusRecord, cause: str
+    ) -> StatusAt:
+        """Write a settlement that is known over a status that reads waiting.
+
+        Returns:
+            The settled status as it stands afterwards.
+
+        Raises:
+            Contradiction: If it is of a generation that the status has left behind.
+        """
+        if settled.deadlineGeneration < at.record.deadlineGeneration:
+            raise Contradiction(target)
         log.error("status_regressed", space=self._names.space, token=target.token)
         metrics.REPAIRS.labels("status-restored").inc()
-        return (await self.attempt(target, at, record, cause)).status
+        return (await self.attempt(target, at, settled, cause)).status
 
     async def _read_back(self, target: Checkpoint, ours: StatusRecord, cause: str) -> Attempt:
         status = await self._records.status(target)
