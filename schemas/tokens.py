@@ -22,6 +22,7 @@ USER_PATTERN: Final = r"[A-Za-z0-9-]{1,100}"
 MINT_KEY_PATTERN: Final = r"[A-Za-z0-9_-]{16,100}"
 VERB_PATTERN: Final = r"[a-z][a-z_]{0,23}"
 EPOCH_PATTERN: Final = r"0|[1-9][0-9]{0,15}"
+TRACEPARENT_PATTERN: Final = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 
 MAX_ENDPOINT_CHARS: Final = 64
 
@@ -35,6 +36,7 @@ _USER: Final = re.compile(USER_PATTERN)
 _MINT_KEY: Final = re.compile(MINT_KEY_PATTERN)
 _VERB: Final = re.compile(VERB_PATTERN)
 _EPOCH: Final = re.compile(EPOCH_PATTERN)
+_TRACEPARENT: Final = re.compile(TRACEPARENT_PATTERN)
 
 RESERVED_PREFIX: Final = "_"
 """Principals that begin with this are the platform's own: ``_worker…``, ``_witness…``, ``_op…``."""
@@ -93,6 +95,11 @@ def is_mint_key(value: str) -> bool:
 def is_verb(value: str) -> bool:
     """Whether ``value`` looks like a verb (known or not), so that it may stand in a subject."""
     return _VERB.fullmatch(value) is not None
+
+
+def is_traceparent(value: str) -> bool:
+    """Whether ``value`` is a W3C trace context, which is carried on; anything else is dropped."""
+    return _TRACEPARENT.fullmatch(value) is not None
 
 
 def endpoint_to_wire(endpoint: str) -> str:

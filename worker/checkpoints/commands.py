@@ -28,6 +28,10 @@ from worker.errors import TidegateError
 
 log = logs.get()
 
+FRESH_MS = 1_000
+"""A command younger than this at its first delivery was not served before: a durable that was lost
+and made again, whose deliveries all count as the first, takes longer to come back."""
+
 ATTEMPTS_BEFORE_FAILING = 5
 """Deliveries after which a fault that is nobody's but ours is answered as ``internal``."""
 
@@ -43,7 +47,7 @@ class CommandHandler:
         minter: Serves mint.
         verbs: Serves heartbeat, resume and expire.
         repairer: Serves repair.
-        ack_wait_ms: Age above which a command may have been served before.
+        ack_wait_ms: Age above which a command is delivered again.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class CommandHandler:
                         command_id,
                         delivery.stream_seq,
                         delivery.time_ms,
-                        delivery.headers.get(h.TRACEPARENT),
+                        _trace(delivery),
                     )
                     verdict = await self._decide(context, command.verb, delivery)
                 except BadInput as bad:
@@ -161,7 +165,8 @@ class CommandHandler:
         # even if it is called the first: the durable was lost and made again.
         again = delivery.delivered > 1 or delivery.stream_seq <= self._reached
         self._reached = max(self._reached, delivery.stream_seq)
-        return again or self._clock.upper_ms() - delivery.time_ms >= self._ack_wait_ms
+        oldest_ms = min(self._ack_wait_ms, FRESH_MS)
+        return again or self._clock.upper_ms() - delivery.time_ms >= oldest_ms
 
     async def _result_exists(self, subject: str) -> bool:
         return await self._js.last_message(self._names.res_stream, subject) is not None
@@ -186,7 +191,7 @@ class CommandHandler:
         status = body["status"]
         subject = subjects.result(self._names, speaker, "cp", verb, result_id)
         headers = {h.COMMAND: command_id}
-        trace = delivery.headers.get(h.TRACEPARENT)
+        trace = _trace(delivery)
         if trace is not None:
             headers[h.TRACEPARENT] = trace
         await together(
@@ -216,6 +221,12 @@ def _known(verb: str) -> str:
 
 def _derived_id(delivery: Delivery) -> str:
     return f"cp-{delivery.stream_seq:016d}"
+
+
+def _trace(delivery: Delivery) -> str | None:
+    """The trace context to carry on: a header of any other form is not ours to repeat."""
+    given = delivery.headers.single(h.TRACEPARENT)
+    return given if given is not None and tokens.is_traceparent(given) else None
 
 
 def _command_id(delivery: Delivery) -> tuple[str, Refusal | None]:
