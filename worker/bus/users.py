@@ -87,7 +87,7 @@ def user(grant: Grant, spaces: Sequence[Names]) -> conf.User:
             publish += _client_publishes(grant, names)
             subscribe += _client_hears(grant, names)
     if grant.role is Role.WORKER:
-        publish += _WORKER_ALWAYS
+        publish += (*_WORKER_ALWAYS, inbox)
         subscribe.append("$SRV.>")
     return conf.User(
         grant.name,
@@ -192,7 +192,7 @@ _WORKER_ALWAYS: Final = (
     "$JS.API.CONSUMER.INFO.>",
     "$JS.API.CONSUMER.DELETE.>",
     "$JS.API.CONSUMER.MSG.NEXT.>",
-    # Answers: to clients across the border, and to people in account W.
+    # Answers: to clients across the border, to people in account W, and to its like (its inbox).
     "_R_.>",
     "_INBOX.>",
 )
