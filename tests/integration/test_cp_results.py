@@ -281,7 +281,7 @@ async def test_a_command_delivered_again_reads_its_result_first(
 ) -> None:
     """A result that stands ends the command, whatever serving it would do now."""
     handler = replica.plane._commands
-    for delivered, age_ms, served in ((1, 0, True), (2, 0, False), (1, 31_000, False)):
+    for delivered, age_ms, served in ((1, 0, True), (2, 0, False), (1, 1_001, False)):
         target = a_target()
         subject = subjects.checkpoint_command(desk.names, desk.alice, "mint", target)
         body = {"v": 1, "deadline_at_ms": await desk.now_ms() + MINUTE_MS}

@@ -379,7 +379,10 @@ class CheckpointPlane:
     async def _check_streams(self) -> None:
         reconnects = self._conn.reconnects
         await self._guard.check(self._settler, self._forget)
-        self._looked_at = reconnects
+        if self._looked_at != reconnects:
+            self._looked_at = reconnects
+            # The wheel let go of what became due while nothing might be done.
+            self._sweep.ask()
 
     async def _forget(self) -> None:
         """Forget everything that was learned of streams which have gone back in time."""
