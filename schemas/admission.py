@@ -126,7 +126,8 @@ class TurnView(Closed):
         enqueued_at_ms: When it was enqueued first.
         deadline_at_ms: When waiting ends.
         lease: The seat it holds.
-        awaits_payload: Whether it waits for its prompt to be sealed again.
+        payload_key_version: The key that sealed its prompt, if it has one.
+        awaits_payload: Whether it waits for its prompt to be sealed again, with that key.
         settled_at_ms: When it settled.
         reason: Why it ended, where the state does not say.
         failure: Why it failed, in its owner's words.
@@ -146,6 +147,7 @@ class TurnView(Closed):
     enqueued_at_ms: Instant
     deadline_at_ms: Instant
     lease: LeaseView | None = None
+    payload_key_version: Generation | None = None
     awaits_payload: bool | None = None
     settled_at_ms: Instant | None = None
     reason: str | None = None

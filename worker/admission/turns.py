@@ -141,6 +141,7 @@ class Turn:
         """As ``schemas.admission.TurnView``."""
         optional: JsonObject = {
             "lease": self.lease() if self.lease_id is not None else None,
+            "payload_key_version": self.payload_key_version,
             "awaits_payload": self.awaits_payload or None,
             "settled_at_ms": self.settled_at_ms,
             "reason": self.reason,
