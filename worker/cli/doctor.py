@@ -9,7 +9,7 @@ from worker.cli.common import ConfigOption, JsonFlag, NatsOption
 
 if TYPE_CHECKING:
     from worker.doctor.findings import Finding
-    from worker.settings import Settings
+    from worker.settings import Loaded
 
 
 def register(app: typer.Typer) -> None:
@@ -30,54 +30,33 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Look at broker, streams, rights, clock, files and disk; changes nothing.
 
-        It uses the worker's credentials (TIDEGATE_NATS_USER and so on).
+        With the worker's credentials (TIDEGATE_NATS_USER and so on) everything is looked at; with a
+        client's, its rights, and whether a worker answers it.
         """
-        flags = {"nats_url": nats, "spaces": spaces}
-        settings = common.load_settings(flags, config).settings
-        findings = common.run_async(_examine(settings, monitor))
+        loaded = common.load_settings({"nats_url": nats, "spaces": spaces}, config)
+        findings = common.run_async(_examine(loaded, monitor))
         report = {"v": 1, "findings": [finding.to_object() for finding in findings]}
         common.emit(report, as_json, _text(findings))
         in_danger = any(finding.severity == "danger" for finding in findings)
         raise typer.Exit(common.FAILED if in_danger else common.OK)
 
 
-async def _examine(settings: "Settings", monitor: str | None) -> "list[Finding]":
-    from schemas.names import Names
-    from worker import broker
-    from worker.bus.connection import Connection
-    from worker.doctor import local, remote, rights
-    from worker.doctor.findings import Finding, Severity
-    from worker.errors import TidegateError
+async def _examine(loaded: "Loaded", monitor: str | None) -> "list[Finding]":
+    from worker.doctor import examination
 
-    findings = local.examine(settings)
-    try:
-        conn = await Connection.open(broker.worker_options(settings), name="tidegate-doctor")
-    except TidegateError as error:
-        trouble = Finding(
-            "broker",
-            Severity.DANGER,
-            error.message,
-            "nothing can be stored or served",
-            "start the broker, or correct TIDEGATE_NATS_URL and the worker's credentials",
-        )
-        return [trouble, *findings]
-    try:
-        own_broker = not settings.servers
-        names = [Names(settings.root, space) for space in settings.spaces]
-        findings += await remote.examine(conn, settings, monitor, own_broker=own_broker)
-        findings += await rights.examine(conn, names)
-    finally:
-        await conn.close()
-    return findings
+    return await examination.examine(loaded.settings, unknown=loaded.unknown, monitor_url=monitor)
 
 
-def _text(findings: "list[Finding]") -> str:
+def _text(findings: "list[Finding]") -> list[str]:
     lines = []
-    for finding in sorted(
-        findings, key=lambda one: ("danger", "warning", "fine").index(one.severity)
-    ):
-        lines.append(f"{finding.severity.value:<8} {finding.check:<15} {finding.found}")
+    order = ("danger", "warning", "fine")
+    for finding in sorted(findings, key=lambda one: order.index(one.severity)):
+        lines.append(f"{finding.severity.value:<8} {finding.check.value:<16} {finding.found}")
         if finding.fix:
-            lines.append(f"{'':<25}endangers: {finding.endangers}")
-            lines.append(f"{'':<25}fix: {finding.fix}")
-    return "\n".join(lines)
+            lines.append(f"{'':<26}endangers: {finding.endangers}")
+            lines.append(f"{'':<26}fix: {finding.fix}")
+    counts = ", ".join(
+        f"{sum(finding.severity == severity for finding in findings)} {severity}"
+        for severity in order
+    )
+    return [*lines, counts]

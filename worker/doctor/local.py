@@ -1,152 +1,165 @@
-"""What can be looked at on this machine: the data directory, its disk, its files, SQLite."""
+"""What can be looked at on this machine: settings, folder, disk, private files, keys, SQLite."""
 
 import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from worker.doctor.findings import Finding, Severity, fine
+from schemas.names import Names
+from worker.doctor import databases
+from worker.doctor.findings import Check, Finding, danger, fine, warning
+from worker.sealing import keyfiles
+from worker.sealing.errors import KeyRefused
 from worker.settings import Settings
-from worker.spaces import LEDGER_FILE, space_dir
+from worker.spaces import space_dir
 
-LEAST_FREE_BYTES = 1024**3
-LEAST_FREE_SHARE = 0.05
-WAL_RESET_FIXED = (3, 51, 3)
+LEAST_FREE_BYTES: Final = 1024**3
+LEAST_FREE_SHARE: Final = 0.05
+WAL_RESET_FIXED: Final = (3, 51, 3)
 """First SQLite without the WAL-reset corruption; one connection keeps older ones safe."""
 
+_PRIVATE: Final = ("identities/*.json", "identity.json", "broker.json", "broker/nats.conf")
 
-def examine(settings: Settings) -> list[Finding]:
-    """Look at this machine; changes nothing."""
-    findings = [_directory(settings.data_dir), _disk(settings.data_dir), _sqlite()]
+
+def examine(settings: Settings, unknown: Sequence[str]) -> list[Finding]:
+    """Look at this machine; changes nothing.
+
+    Args:
+        settings: The worker's settings.
+        unknown: Variables that look like settings and are none.
+    """
+    directory = settings.data_dir
+    findings = [_settings(unknown), _directory(directory), _disk(directory), _sqlite()]
     for space in settings.spaces:
-        findings += _databases(space_dir(settings.data_dir, space), space)
-    findings += _private_files(settings.data_dir)
+        findings += databases.examine(space_dir(directory, space), Names(settings.root, space))
+    findings += _keys(keyfiles.default_dir(directory))
+    findings += _private_files(directory)
     return findings
+
+
+def _settings(unknown: Sequence[str]) -> Finding:
+    if not unknown:
+        return fine(Check.SETTINGS, "every TIDEGATE_ variable is a setting")
+    return warning(
+        Check.SETTINGS,
+        f"{', '.join(sorted(unknown))}: no such setting",
+        "a misspelt setting leaves its default in force",
+        "correct the name; every setting: tidegate config show",
+    )
 
 
 def _directory(directory: Path) -> Finding:
     try:
         found = directory.stat()
-    except FileNotFoundError:
-        return Finding(
-            "data-directory",
-            Severity.WARNING,
-            f"{directory} does not exist yet",
-            "the worker creates it at its first start; no ledger or journal is here",
+    except OSError as error:
+        return warning(
+            Check.DATA_DIRECTORY,
+            f"{directory} cannot be looked at: {os.strerror(error.errno or 0)}",
+            "no ledger, journal or identity is here; the worker makes the folder when it starts",
             f"start the worker, or point TIDEGATE_DATA_DIR at the right folder (now {directory})",
         )
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
-        return Finding(
-            "data-directory",
-            Severity.DANGER,
-            f"{directory} can be read by other users (mode {mode:04o})",
+        return danger(
+            Check.DATA_DIRECTORY,
+            f"{directory} is open to other users (mode {mode:04o})",
             "keys, identities and the broker's password lie there",
             f"chmod 700 {directory}",
         )
     if not os.access(directory, os.W_OK | os.X_OK):
-        return Finding(
-            "data-directory",
-            Severity.DANGER,
+        return danger(
+            Check.DATA_DIRECTORY,
             f"{directory} cannot be written by this user",
-            "the worker cannot keep its ledger and will not start",
-            f"chown it to the worker's user: chown -R USER {directory}",
+            "the worker cannot keep its ledger and does not start",
+            f"chown -R $(id -u) {directory}",
         )
-    return fine("data-directory", f"{directory} is private and writable")
+    return fine(Check.DATA_DIRECTORY, f"{directory} is private and writable")
 
 
 def _disk(directory: Path) -> Finding:
     there = next(path for path in (directory, *directory.parents) if path.exists())
     usage = shutil.disk_usage(there)
-    free_mb = usage.free // 1024**2
-    if usage.free < LEAST_FREE_BYTES or usage.free < usage.total * LEAST_FREE_SHARE:
-        return Finding(
-            "disk-space",
-            Severity.DANGER if usage.free < LEAST_FREE_BYTES // 4 else Severity.WARNING,
-            f"{free_mb} MiB are free where {directory} lies",
-            "a full disk stops the fold: nothing is lost, but nothing is authorised either",
-            "free space, or move TIDEGATE_DATA_DIR to a larger disk",
-        )
-    return fine("disk-space", f"{free_mb} MiB are free where {directory} lies")
+    return judge_disk(usage.free, usage.total, f"where {directory} lies")
+
+
+def judge_disk(free: int, total: int, where: str) -> Finding:
+    """Judge how much of a disk is free.
+
+    Args:
+        free: Bytes.
+        total: Bytes.
+        where: For people.
+    """
+    found = f"{free // 1024**2} MiB are free {where}"
+    if free >= LEAST_FREE_BYTES and free >= total * LEAST_FREE_SHARE:
+        return fine(Check.DISK_SPACE, found)
+    find = danger if free < LEAST_FREE_BYTES // 4 else warning
+    return find(
+        Check.DISK_SPACE,
+        found,
+        "a full disk stops the fold: nothing is lost, but nothing is authorised either",
+        "free space, or move TIDEGATE_DATA_DIR to a larger disk",
+    )
 
 
 def _sqlite() -> Finding:
     version = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < WAL_RESET_FIXED:
-        return Finding(
-            "sqlite-version",
-            Severity.FINE,
+        return fine(
+            Check.SQLITE,
             f"SQLite {version} is inside the range of the WAL-reset fault; "
             "one exclusive connection per file, as used here, keeps clear of it",
         )
-    return fine("sqlite-version", f"SQLite {version}")
+    return fine(Check.SQLITE, f"SQLite {version}")
 
 
-def _databases(directory: Path, space: str) -> Iterator[Finding]:
-    path = directory / LEDGER_FILE
-    if not path.exists():
-        return
+def _keys(folder: Path) -> Iterator[Finding]:
+    """The keys that seal prompts, by the very checks that reading one makes."""
     try:
-        db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=0.2)
+        versions = keyfiles.versions(folder)
+    except KeyRefused as refused:
+        if refused.reason != "key-dir-missing":
+            yield _bad_key(refused)
+        return
+    bad = False
+    for version in versions:
         try:
-            damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            mode = db.execute("PRAGMA journal_mode").fetchone()[0]
-        finally:
-            db.close()
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN):
-            yield fine("ledger-file", f"the ledger of {space} is held by a running worker")
-            return
-        yield _damaged(path, space)
-        return
-    except sqlite3.DatabaseError:
-        yield _damaged(path, space)
-        return
-    if damage != "ok":
-        yield _damaged(path, space)
-    elif mode != "wal":
-        yield Finding(
-            "ledger-file",
-            Severity.WARNING,
-            f"the ledger of {space} is in journal mode {mode}, not wal",
-            "somebody changed the file by hand",
-            "start the worker once; it sets the mode and checks the schema",
-        )
-    else:
-        yield fine("ledger-file", f"the ledger of {space} passes SQLite's check")
+            keyfiles.read(folder, version)
+        except KeyRefused as refused:
+            bad = True
+            yield _bad_key(refused)
+    if not bad:
+        yield fine(Check.KEY_FILES, f"{len(versions)} key files are whole and private")
 
 
-def _damaged(path: Path, space: str) -> Finding:
-    return Finding(
-        "ledger-file",
-        Severity.DANGER,
-        f"the ledger of {space} does not pass SQLite's check",
-        "the worker refuses to start with it",
-        f"move {path} away; the worker rebuilds it from the newest snapshot and the log",
+def _bad_key(refused: KeyRefused) -> Finding:
+    found, _, fix = refused.message.partition("; ")
+    return danger(
+        Check.KEY_FILES,
+        found,
+        "prompts that it sealed cannot be opened, or others may open them",
+        fix or "see what holds the place of the key, and put the key back from a copy",
     )
 
 
 def _private_files(directory: Path) -> Iterator[Finding]:
-    """Key files, identities and the broker's password must be their owner's alone."""
-    patterns = ("keys/*", "*/keys/*", "identities/*.json", "identity.json", "broker.json")
+    """Identities and the broker's password must be their owner's alone."""
     loose = []
     looked = 0
-    for pattern in patterns:
+    for pattern in _PRIVATE:
         for path in sorted(directory.glob(pattern)):
-            if path.is_symlink() or not path.is_file():
-                continue
             looked += 1
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 loose.append(path)
     for path in loose:
-        yield Finding(
-            "private-files",
-            Severity.DANGER,
-            f"{path} can be read by other users",
-            "whoever reads it can speak as its owner, or open sealed prompts",
-            f"chmod 600 {path}, then rotate what it holds",
+        yield danger(
+            Check.PRIVATE_FILES,
+            f"{path} is open to other users (mode {stat.S_IMODE(path.stat().st_mode):04o})",
+            "whoever reads it can speak as its owner",
+            f"chmod 600 {path}, then give its owner a new password or identity",
         )
     if looked and not loose:
-        yield fine("private-files", f"{looked} private files are their owner's alone")
+        yield fine(Check.PRIVATE_FILES, f"{looked} private files are their owner's alone")

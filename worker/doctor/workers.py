@@ -1,0 +1,108 @@
+"""Who serves a space: the workers that answer, what they say of themselves, and whether they agree.
+
+With a worker's credential the replicas are asked as they ask each other; with a client's, one of
+them is asked for its status.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from schemas import subjects
+from schemas.names import Names
+from schemas.subjects import Speaker
+from worker.bus.connection import Connection
+from worker.bus.errors import BusError
+from worker.bus.subscription import Msg
+from worker.doctor.findings import Check, Finding, danger, fine, warning
+
+GATHER_S: Final = 1.0
+_UID: Final = "d" * 26
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    name: str
+    epoch: int
+    watermark: int
+    halted: str
+
+
+async def examine(
+    conn: Connection, names: Names, speaker: str | None, *, is_worker: bool
+) -> Finding:
+    """Look for the workers of a space.
+
+    Args:
+        conn: Any connection.
+        names: The space.
+        speaker: As whom the status may be asked for; ``None`` if it may not.
+        is_worker: Whether the credential is a worker's.
+    """
+    replicas = await _replicas(conn, names) if is_worker else []
+    status = None if speaker is None else await _status(conn, names, speaker)
+    if not replicas and status is None:
+        return danger(
+            Check.WORKERS,
+            f"no worker answers for {names.space}",
+            "commands are stored and wait; nothing expires, nothing is granted",
+            "start one: tidegate run",
+        )
+    halted = [f"{one.name[:6]} stopped folding: {one.halted}" for one in replicas if one.halted]
+    reasons = [] if status is None else [str(one) for one in status.get("reasons") or ()]
+    if halted or reasons:
+        return danger(
+            Check.WORKERS,
+            "; ".join([*halted, *reasons]),
+            "commands are stored and wait, or another replica serves alone",
+            "do what the reason says (docs/runbook.md); /readyz tells when it is mended",
+        )
+    if len({one.epoch for one in replicas}) > 1:
+        shown = ", ".join(f"{one.name[:6]} in epoch {one.epoch}" for one in replicas)
+        return warning(
+            Check.WORKERS,
+            f"the workers of {names.space} are not in the same epoch of the log: {shown}",
+            "those behind answer nothing until they have loaded the snapshot of the rebase",
+            "wait a minute; if it stays so, restart the ones behind",
+        )
+    many = f"{len(replicas)} workers answer" if len(replicas) > 1 else "a worker answers"
+    return fine(Check.WORKERS, f"{many} for {names.space}, and nothing keeps it from its work")
+
+
+async def _replicas(conn: Connection, names: Names) -> list[_Replica]:
+    found: dict[str, _Replica] = {}
+
+    async def receive(msg: Msg) -> None:
+        try:
+            value = json.loads(msg.data)
+            one = _Replica(
+                str(value["replica"]),
+                int(value["epoch"]),
+                int(value["watermark"]),
+                str(value["halted"]),
+            )
+        except (ValueError, KeyError, TypeError):
+            return
+        found[one.name] = one
+
+    inbox = conn.new_inbox()
+    try:
+        subscription = await conn.subscribe(inbox, receive)
+        await conn.publish(f"{names.prefix}.ctl.ledger.standing", b"", reply=inbox)
+        await asyncio.sleep(GATHER_S)
+        await subscription.unsubscribe()
+    except BusError:
+        return []
+    return list(found.values())
+
+
+async def _status(conn: Connection, names: Names, speaker: str) -> dict[str, Any] | None:
+    """What one worker says; ``None`` if none does, or this user may not ask."""
+    subject = subjects.query(names, Speaker(speaker, _UID), "sys", "status")
+    try:
+        answer = json.loads((await conn.request(subject, b'{"v":1}', timeout_ms=2_000)).data)
+        data: dict[str, Any] = answer["data"]
+    except (BusError, ValueError, KeyError):
+        return None
+    return data
