@@ -7,6 +7,7 @@ from schemas.names import Names
 from worker.bus.connection import Connection
 from worker.checkpoints.plane import CheckpointPlane
 from worker.component import SpaceComponent
+from worker.evidence.plane import EvidencePlane
 from worker.ledger.service import LedgerPlane
 from worker.planes import PLANES
 from worker.settings import Settings
@@ -19,4 +20,6 @@ def planes_of(
     """The components of one space, in the order in which they start."""
     checkpoints = CheckpointPlane(conn, names, settings, replica)
     ledger = LedgerPlane(conn, names, settings, replica, planes=PLANES)
-    return (checkpoints, ledger, Probes(conn, names, replica, ledger, monotonic=time.monotonic))
+    evidence = EvidencePlane(conn, names, settings, replica, ledger)
+    probes = Probes(conn, names, replica, ledger, monotonic=time.monotonic)
+    return (checkpoints, ledger, evidence, probes)
