@@ -97,7 +97,7 @@ class Streams:
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         """The last message of one subject, at the leader."""
-        found = await self._api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        found = await self.ask(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
         if "error" in found:
             assert found["error"]["err_code"] == 10037, found
             return None
@@ -141,12 +141,12 @@ class Streams:
         """Wait until a durable is done with everything up to a sequence."""
         async with asyncio.timeout(10):
             while True:
-                info = await self._api(f"CONSUMER.INFO.{stream}.{durable}", {})
+                info = await self.ask(f"CONSUMER.INFO.{stream}.{durable}", {})
                 if info["ack_floor"]["stream_seq"] >= seq:
                     return
                 await asyncio.sleep(0.02)
 
-    async def _api(self, name: str, query: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, name: str, query: dict[str, Any]) -> dict[str, Any]:
         reply = await self.nc.request(f"$JS.API.{name}", compact(query) if query else b"")
         answer: dict[str, Any] = json.loads(reply.data)
         return answer

@@ -121,9 +121,11 @@ def durable_configs(names: Names, *, ack_wait_ms: int) -> dict[str, Config]:
         "max_deliver": -1,
         "max_ack_pending": MAX_ACK_PENDING,
     }
+    # A stream that holds one kind of message is not filtered finer than need be: a stored subject
+    # may have `>` for a token, and the server's search of a backlog never matches that with `*`.
     filters = {
-        names.cp_durable: f"{names.prefix}.cmd.*.*.cp.>",
-        names.timers_durable: f"{names.prefix}.ept.*.*.*.*.schedule",
+        names.cp_durable: f"{names.prefix}.cmd.>",
+        names.timers_durable: f"{names.prefix}.ept.>",
         names.fires_durable: f"{names.prefix}.ept.*.*.*.*.fire",
     }
     return {
