@@ -63,25 +63,32 @@ class Database:
             FileLocked: Another process holds it.
             FileRefused: It is not a ledger of this space that this version may write to.
         """
-        made: list[Fold] = []
+        opened: list[tuple[sqlite3.Connection, Fold]] = []
+        refused: list[Exception] = []
 
         def connector() -> sqlite3.Connection:
-            raw = store.open_ledger(path, names, planes, busy_ms=busy_ms)
+            # If a connector raises, aiosqlite's thread may outlive the event loop; ours does not.
             try:
-                made.append(Fold(raw, names, planes, rulesets=rulesets))
-            except BaseException:
-                raw.close()
-                raise
+                raw = store.open_ledger(path, names, planes, busy_ms=busy_ms)
+                opened.append((raw, Fold(raw, names, planes, rulesets=rulesets)))
+            except Exception as error:
+                refused.append(error)
+                return sqlite3.connect(":memory:")
             return raw
 
         connection = await aiosqlite.Connection(connector, iter_chunk_size=64)
-        return cls(path, names, planes, connection, made[0].connection, made[0])
+        if refused:
+            await connection.close()
+            raise refused[0]
+        ((raw, fold),) = opened
+        return cls(path, names, planes, connection, raw, fold)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run a function in the connection's thread and return what it returns.
 
         A cancelled caller is told so at once; the function still runs to its end.
         """
+        # The library has no public way to run one function of ours in its thread.
         hop: Callable[[Callable[[], T]], Any] = self._connection._execute
         inner = asyncio.ensure_future(hop(function))
         inner.add_done_callback(_retrieve)

@@ -104,6 +104,11 @@ class Publisher:
         """Rows that are not known to be stored."""
         return len(self._waiting) + sum(len(rows) for rows, _ in self._leaving)
 
+    @property
+    def owes(self) -> bool:
+        """Whether rows of the file are on their way, or said and not dropped yet."""
+        return bool(self.said or self._waiting or self._leaving or self._deleting)
+
     def restart(self, epoch: int, watermark: int, rows: Sequence[OutRow]) -> None:
         """Begin with what a file still owes, as after an open or a rebase."""
         for _, task in self._leaving:

@@ -278,10 +278,11 @@ class Runner:
         """The next messages, as many as wait; drops said rows while there are none."""
         while True:
             try:
-                async with asyncio.timeout(DROP_AFTER_S if self._publisher.said else None):
+                async with asyncio.timeout(DROP_AFTER_S if self._publisher.owes else None):
                     messages = list(await self._queue.get())
             except TimeoutError:
-                await self._drop_said()
+                if self._publisher.said:
+                    await self._drop_said()
                 continue
             while len(messages) < BATCH and not self._queue.empty():
                 messages.extend(self._queue.get_nowait())
