@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schemas.names import Names
 from worker import broker
 from worker.bus.connection import Connection
-from worker.bus.errors import Denied, Unavailable
+from worker.bus.errors import BusError, Denied, Unavailable
 from worker.bus.options import ConnectOptions
 from worker.bus.topology import FLOOR, check_server
 from worker.doctor import local, rights, server, space, workers
@@ -51,9 +51,15 @@ async def _broker(
             return [_unfit(error)]
     findings: list[Finding] = []
     if is_worker:
-        findings += await server.examine(conn, options, monitor_url, own_broker=own_broker)
-        for one in names:
-            findings += await space.examine(conn, one, settings, own_broker=own_broker)
+        looks = [
+            server.examine(conn, options, monitor_url, own_broker=own_broker),
+            *(space.examine(conn, one, settings, own_broker=own_broker) for one in names),
+        ]
+        for look in looks:
+            try:
+                findings += await look
+            except BusError as error:
+                findings.append(_silent(error))
     findings += rights.examine(found, names, is_worker=is_worker, own_broker=own_broker)
     for one in names:
         speaker = "_op-doctor" if found is None else rights.speaker_of(found, one)
@@ -72,6 +78,15 @@ def _unreachable(error: TidegateError) -> Finding:
         error.message,
         "nothing can be stored or served",
         "start the broker, or correct TIDEGATE_NATS_URL and the credentials beside it",
+    )
+
+
+def _silent(error: BusError) -> Finding:
+    return danger(
+        Check.BROKER,
+        f"the broker did not answer while it was looked at: {error.message}",
+        "what it keeps can be neither read nor written",
+        "see the server's log; in a cluster, start the servers that are missing",
     )
 
 

@@ -1,15 +1,22 @@
 """What can be looked at of one space: its streams and durables, replicas, backlog, snapshots."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from schemas.names import Names
 from worker.bus.connection import Connection
-from worker.bus.errors import BusError, ConsumerMissing, StreamMissing
+from worker.bus.errors import BusError, ConsumerMissing, StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StreamInfo
-from worker.bus.plan import MAX_ACK_PENDING, durable_configs, stream_of
+from worker.bus.plan import (
+    MAX_ACK_PENDING,
+    TopologySettings,
+    durable_configs,
+    stream_configs,
+    stream_of,
+)
 from worker.doctor import streams
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 from worker.errors import StartRefused
@@ -28,6 +35,7 @@ RESULT_BYTES: Final = 400
 
 RESULTS_WARNING_MIB: Final = 1_024
 BACKLOG_WARNING: Final = 1_000
+ANSWER_MS: Final = 2_000
 SNAPSHOT_SLACK: Final = 2
 """A newest snapshot that is this many intervals old is late."""
 
@@ -51,6 +59,16 @@ async def examine(
         own_broker: Whether a worker of this machine started the broker itself.
         wall_ms: This machine's clock.
     """
+    leaderless = await _leaderless(conn, names, settings)
+    if leaderless:
+        return [
+            danger(
+                Check.CLUSTER,
+                f"nobody answers for {', '.join(leaderless[:4])}",
+                "nothing is stored and nothing is served until a majority of servers is back",
+                "start the servers that are missing: nats server list",
+            )
+        ]
     try:
         differences = await verify_space(conn, names, settings)
     except StartRefused as refused:
@@ -75,6 +93,22 @@ async def examine(
     if names.log_stream in survey.found:
         findings.append(await _snapshots(js, names, settings, survey.found[names.log_stream]))
     return findings
+
+
+async def _leaderless(conn: Connection, names: Names, settings: Settings) -> list[str]:
+    """Streams whose leader does not answer."""
+    js = JetStream(conn)
+    planned = stream_configs(
+        names, TopologySettings(settings.replicas, settings.res_max_age_ms), ""
+    )
+    streams = [config["name"] for config in planned]
+    asks = (js.stream_info(stream, timeout_ms=ANSWER_MS) for stream in streams)
+    answers = await asyncio.gather(*asks, return_exceptions=True)
+    return [
+        stream
+        for stream, answer in zip(streams, answers, strict=True)
+        if isinstance(answer, Unavailable)
+    ]
 
 
 async def _durables(js: JetStream, names: Names, settings: Settings) -> Finding:

@@ -17,7 +17,9 @@ from worker.bus.errors import BusError
 from worker.bus.subscription import Msg
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 
-GATHER_S: Final = 1.0
+GATHER_S: Final = 0.3
+"""How long others are waited for once one has answered; where nobody listens the broker says so."""
+
 _UID: Final = "d" * 26
 
 
@@ -86,10 +88,11 @@ async def _replicas(conn: Connection, names: Names) -> list[_Replica]:
             return
         found[one.name] = one
 
-    inbox = conn.new_inbox()
+    asked, inbox = f"{names.prefix}.ctl.ledger.standing", conn.new_inbox()
     try:
+        await conn.request(asked, timeout_ms=2_000)
         subscription = await conn.subscribe(inbox, receive)
-        await conn.publish(f"{names.prefix}.ctl.ledger.standing", b"", reply=inbox)
+        await conn.publish(asked, reply=inbox)
         await asyncio.sleep(GATHER_S)
         await subscription.unsubscribe()
     except BusError:

@@ -1,0 +1,566 @@
+"""What the doctor finds on a broker: each thing broken as it breaks, on a real server."""
+
+import asyncio
+import json
+import shlex
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import subjects
+from schemas.names import Names, kv_stream
+from schemas.roles import Role
+from schemas.subjects import Checkpoint, Speaker
+from tests.integration.bus_server import free_port
+from tests.support.cp import until
+from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.proxy import proxy_to
+from tests.support.running import running
+from tests.support.server import WORKER_PASSWORD, Server, spaces_of
+from tests.support.space import Space
+from worker.bus import conf, users
+from worker.bus.connection import Connection
+from worker.bus.jetstream import JetStream
+from worker.bus.topology import SpaceTopology, TopologySettings
+from worker.doctor import examination
+from worker.doctor import space as space_checks
+from worker.doctor.findings import Check, Finding, Severity
+
+NAMES = Names("tidegate", "main")
+UID = "d" * 26
+
+
+async def examine(space: Space, monitor_url: str | None = None, **settings: Any) -> list[Finding]:
+    return await examination.examine(space.settings(**settings), monitor_url=monitor_url)
+
+
+def of(check: Check, findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.check is check]
+
+
+def the(check: Check, findings: Sequence[Finding], severity: Severity, *words: str) -> Finding:
+    """The one finding of a check; it is as bad as said, says these words, and says what to do."""
+    found = of(check, findings)
+    assert len(found) == 1, found or findings
+    assert found[0].severity is severity, found
+    for word in words:
+        assert word in f"{found[0].found} {found[0].endangers} {found[0].fix}", found
+    assert bool(found[0].fix) == (severity is not Severity.FINE)
+    assert bool(found[0].endangers) == (severity is not Severity.FINE)
+    return found[0]
+
+
+@asynccontextmanager
+async def js_of(space: Space) -> AsyncIterator[JetStream]:
+    conn = await space.connect("test-breaks")
+    try:
+        yield JetStream(conn)
+    finally:
+        await conn.close()
+
+
+async def change(js: JetStream, stream: str, **settings: Any) -> None:
+    await js.stream_update({**(await js.stream_info(stream)).config, **settings})
+
+
+async def follow(js: JetStream, fix: str) -> None:
+    """Do what a fix says with the broker's API, word by word as a shell would take it."""
+    words = shlex.split(fix.partition("; ")[0])
+    while words:
+        assert words[:2] == ["nats", "request"], words
+        reply = await js.connection.request(words[2], words[3].encode())
+        assert "error" not in json.loads(reply.data), reply.data
+        words = words[5:]
+
+
+# A space in order, and each of its parts out of order.
+
+
+async def test_a_space_in_order_with_a_worker_has_no_danger(space: Space) -> None:
+    async with running(space.settings()):
+        findings = await examine(space)
+    bad = [finding for finding in findings if finding.severity is Severity.DANGER]
+    assert bad == []
+    assert {finding.check for finding in findings} >= {
+        Check.SERVER,
+        Check.MAX_PAYLOAD,
+        Check.STREAM_SETTINGS,
+        Check.DURABLES,
+        Check.CLOCK,
+        Check.BACKLOG,
+        Check.SNAPSHOTS,
+        Check.RIGHTS,
+        Check.WORKERS,
+    }
+    the(Check.WORKERS, findings, Severity.FINE, "a worker answers")
+
+
+async def test_a_space_that_is_not_set_up(bare_space: Space) -> None:
+    found = the(Check.SPACE, await examine(bare_space), Severity.DANGER, "not set up")
+    assert f"tidegate setup --new --space {bare_space.names.space}" in found.fix
+
+
+async def test_a_stream_that_is_gone(space: Space) -> None:
+    async with js_of(space) as js:
+        await js.stream_delete(space.names.ept_stream)
+    findings = await examine(space)
+    the(
+        Check.STREAM_MISSING, findings, Severity.DANGER, space.names.ept_stream, "every armed timer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stream", "settings", "severity", "words"),
+    [
+        ("ept_stream", {"max_age": 3_600_000_000_000}, Severity.DANGER, "never fire"),
+        ("ept_stream", {"max_msgs": 1_000}, Severity.DANGER, "never fire"),
+        (
+            "log_stream",
+            {"max_bytes": 10_000_000, "discard": "old"},
+            Severity.DANGER,
+            "every admission and cap command",
+        ),
+        ("cmd_stream", {"max_age": 600_000_000_000}, Severity.DANGER, "max_age is 600 s"),
+        ("res_stream", {"allow_atomic": False}, Severity.WARNING, "allow_atomic is off"),
+        ("res_stream", {"max_age": 7_200_000_000_000}, Severity.WARNING, "7200 s"),
+    ],
+)
+async def test_a_stream_whose_settings_could_lose_something_is_mended_as_told(
+    space: Space, stream: str, settings: Mapping[str, Any], severity: Severity, words: str
+) -> None:
+    name = str(getattr(space.names, stream))
+    async with js_of(space) as js:
+        await change(js, name, **settings)
+        found = [
+            finding
+            for finding in of(Check.STREAM_SETTINGS, await examine(space))
+            if finding.severity is severity
+        ]
+        assert found
+        assert any(words in f"{one.found} {one.endangers}" for one in found), found
+        for one in found:
+            await follow(js, one.fix.removeprefix("if it is not meant: "))
+        the(Check.STREAM_SETTINGS, await examine(space), Severity.FINE)
+
+
+async def test_a_rollup_that_a_bucket_allows(space: Space) -> None:
+    stream = kv_stream(space.names.payloads_bucket)
+    async with js_of(space) as js:
+        await change(js, stream, allow_rollup_hdrs=True)
+        found = the(Check.STREAM_SETTINGS, await examine(space), Severity.DANGER, "rollup header")
+        await follow(js, found.fix)
+    the(Check.STREAM_SETTINGS, await examine(space), Severity.FINE)
+
+
+async def test_a_setting_that_the_broker_cannot_change_back(space: Space) -> None:
+    stream = space.names.log_stream
+    async with js_of(space) as js:
+        config = dict((await js.stream_info(stream)).config)
+        await js.stream_delete(stream)
+        await js.stream_create({**config, "storage": "memory"})
+    found = the(Check.STREAM_SETTINGS, await examine(space), Severity.DANGER, "storage is memory")
+    assert "cannot change storage" in found.fix
+
+
+async def test_a_stream_of_another_space(space: Space) -> None:
+    async with js_of(space) as js:
+        config = dict((await js.stream_info(space.names.epf_stream)).config)
+        config["metadata"] = {**config["metadata"], "tidegate-space-id": "f" * 32}
+        await js.stream_update(config)
+    the(Check.SPACE, await examine(space), Severity.DANGER, space.names.epf_stream, "backup")
+
+
+async def test_a_durable_that_is_gone_and_one_that_is_wrong(space: Space) -> None:
+    names = space.names
+    async with js_of(space) as js:
+        config = dict((await js.consumer_info(names.cmd_stream, names.cp_durable)).config)
+        await js.consumer_delete(names.cmd_stream, names.cp_durable)
+        the(Check.DURABLES, await examine(space), Severity.WARNING, names.cp_durable)
+        await js.consumer_create(names.cmd_stream, {**config, "max_deliver": 3})
+        findings = await examine(space)
+        the(Check.DURABLES, findings, Severity.FINE)
+        found = the(Check.STREAM_SETTINGS, findings, Severity.DANGER, "max_deliver is 3")
+        await follow(js, found.fix)
+    the(Check.STREAM_SETTINGS, await examine(space), Severity.FINE)
+
+
+async def test_commands_that_nobody_serves(space: Space) -> None:
+    alice = Speaker("alice", UID)
+    async with js_of(space) as js:
+        await asyncio.gather(
+            *(
+                js.publish(
+                    subjects.checkpoint_command(
+                        space.names, alice, "expire", Checkpoint("runs", f"t{n}")
+                    ),
+                    b'{"v":1}',
+                )
+                for n in range(space_checks.BACKLOG_WARNING)
+            )
+        )
+    findings = await examine(space)
+    the(Check.BACKLOG, findings, Severity.WARNING, f"{space_checks.BACKLOG_WARNING} to deliver")
+    the(Check.WORKERS, findings, Severity.DANGER, "no worker answers", "tidegate run")
+
+
+async def put_commands(js: JetStream, names: Names, count: int) -> None:
+    subject = subjects.command(names, Speaker("desk", UID), "cap", "stop", "maria")
+    await asyncio.gather(*(js.publish(subject, b'{"v":1}') for _ in range(count)))
+
+
+async def test_a_log_that_no_snapshot_reaches(space: Space) -> None:
+    async with js_of(space) as js:
+        await put_commands(js, space.names, 20)
+        await js.stream_purge(space.names.log_stream, below_seq=11)
+    found = the(Check.SNAPSHOTS, await examine(space), Severity.DANGER, "begins at 11")
+    assert "tidegate ledger snapshot" in found.fix
+
+
+async def test_a_log_that_outgrew_its_newest_snapshot(space: Space) -> None:
+    async with js_of(space) as js:
+        await put_commands(js, space.names, 201)
+    findings = await examine(space, snapshot_commands=100)
+    the(Check.SNAPSHOTS, findings, Severity.WARNING, "201 commands old")
+
+
+async def test_results_that_fill_the_brokers_memory(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with js_of(space) as js:
+        subject = subjects.result(space.names, Speaker("alice", UID), "cp", "mint", "1")
+        await js.publish(subject, b"{}")
+    the(Check.RESULTS, await examine(space), Severity.FINE, "1 results")
+    monkeypatch.setattr(space_checks, "RESULT_BYTES", 2 * 1024**3)
+    found = the(Check.RESULTS, await examine(space), Severity.WARNING, "2048 MiB")
+    assert space.names.res_stream in found.fix
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "severity"),
+    [(0, Severity.FINE), (5_000, Severity.WARNING), (-70_000, Severity.DANGER)],
+)
+async def test_a_clock_that_is_wrong(space: Space, offset_ms: int, severity: Severity) -> None:
+    conn = await space.connect()
+    findings = await space_checks.examine(
+        conn,
+        space.names,
+        space.settings(),
+        own_broker=False,
+        wall_ms=lambda: time.time_ns() // 1_000_000 + offset_ms,
+    )
+    the(Check.CLOCK, findings, severity)
+    await conn.close()
+
+
+async def test_a_worker_that_is_not_ready_says_why(space: Space) -> None:
+    async with running(space.settings()) as one, js_of(space) as js:
+        await js.stream_delete(space.names.log_stream)
+
+        async def noticed() -> bool:
+            return bool(one.worker.not_ready())
+
+        await until(noticed)
+        findings = await examine(space, data_dir=space.data_dir.with_name("elsewhere"))
+        the(Check.WORKERS, findings, Severity.DANGER, "ledger")
+
+
+# The broker as a whole.
+
+
+def server_of(directory: Path, **options: Any) -> Server:
+    """A server with the two accounts and what a test changes about it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    given: dict[str, Any] = {
+        "store_dir": directory / "store",
+        "listen": "127.0.0.1:-1",
+        "no_auth_user": conf.CLIENT_USER,
+    }
+    given_users = options.pop("users", None) or (
+        conf.User(conf.WORKER_USER, WORKER_PASSWORD, "W"),
+        conf.User(conf.CLIENT_USER, None, "C"),
+    )
+    patch: Callable[[str], str] = options.pop("patch", str)
+    text = conf.render(spaces_of("tidegate", ["main"]), given_users, **{**given, **options})
+    return Server(directory, patch(text))
+
+
+@asynccontextmanager
+async def a_space_on(server: Server) -> AsyncIterator[Space]:
+    await asyncio.to_thread(server.start)
+    try:
+        space = Space(server, NAMES, server.directory / "data")
+        await space.set_up()
+        yield space
+    finally:
+        await asyncio.to_thread(server.kill)
+
+
+async def test_a_broker_that_is_not_there(space: Space) -> None:
+    findings = await examine(space, nats_url=f"nats://127.0.0.1:{free_port()}")
+    the(Check.BROKER, findings, Severity.DANGER)
+    assert of(Check.SETTINGS, findings), "what can be looked at is looked at all the same"
+
+
+async def test_a_password_that_is_wrong(space: Space) -> None:
+    the(Check.BROKER, await examine(space, nats_password="wrong"), Severity.DANGER)
+
+
+async def test_a_server_below_the_floor(space: Space) -> None:
+    def older(data: bytes) -> bytes:
+        return data.replace(b'"version":"2.1', b'"version":"1.1') if b"INFO" in data else data
+
+    async with proxy_to(space.server.port, older) as proxy:
+        the(Check.SERVER, await examine(space, nats_url=proxy.url), Severity.DANGER, "too old")
+
+
+async def test_a_server_without_jetstream(tmp_path: Path, space: Space) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    server = await asyncio.to_thread(Server(plain, "listen: 127.0.0.1:-1\n").start)
+    try:
+        findings = await examine(space, nats_url=server.url, nats_user=None, nats_password=None)
+        the(Check.SERVER, findings, Severity.DANGER, "JetStream is not enabled")
+    finally:
+        await asyncio.to_thread(server.kill)
+
+
+def monitor_of(server: Server) -> str:
+    for path in server.directory.glob("*.ports"):
+        return str(json.loads(path.read_text())["monitoring"][0])
+    raise AssertionError("the server has no monitoring port")
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_whether_the_broker_syncs_is_asked_of_its_monitoring(
+    tmp_path: Path, sync: bool
+) -> None:
+    server = server_of(tmp_path / "s", sync_always=sync, extra='http: "127.0.0.1:-1"')
+    async with a_space_on(server) as space:
+        the(Check.SYNC, await examine(space), Severity.WARNING, "--monitor")
+        closed = f"http://127.0.0.1:{free_port()}"
+        the(Check.SYNC, await examine(space, closed), Severity.WARNING, "does not answer")
+        findings = await examine(space, monitor_of(server))
+        if sync:
+            the(Check.SYNC, findings, Severity.FINE)
+        else:
+            the(Check.SYNC, findings, Severity.DANGER, "sync_interval: always")
+
+
+async def test_a_store_that_is_nearly_full(tmp_path: Path) -> None:
+    def limited(text: str) -> str:
+        return text.replace("jetstream: enabled", "jetstream: { max_file: 1MB, max_mem: 1MB }")
+
+    async with a_space_on(server_of(tmp_path / "s", patch=limited)) as space:
+        the(Check.BROKER_SPACE, await examine(space), Severity.FINE, "the account")
+        async with js_of(space) as js:
+            subject = subjects.result(NAMES, Speaker("alice", UID), "cp", "mint", "1")
+            await js.publish(subject, bytes(800_000))
+            the(Check.BROKER_SPACE, await examine(space), Severity.WARNING)
+            await js.publish(f"{subject}1", bytes(180_000))
+        the(Check.BROKER_SPACE, await examine(space), Severity.DANGER, "trim")
+
+
+async def test_a_store_that_is_small_is_seen_by_its_monitoring(tmp_path: Path) -> None:
+    def limited(text: str) -> str:
+        return text.replace("sync_interval: always", "sync_interval: always, max_file_store: 2MB")
+
+    server = server_of(tmp_path / "s", patch=limited, extra='http: "127.0.0.1:-1"')
+    async with a_space_on(server) as space, js_of(space) as js:
+        for number in range(2):
+            subject = subjects.result(NAMES, Speaker("alice", UID), "cp", "mint", f"{number}")
+            await js.publish(subject, bytes(950_000))
+        findings = await examine(space, monitor_of(server))
+        the(Check.BROKER_SPACE, findings, Severity.DANGER, "the server")
+
+
+async def test_a_payload_limit_that_refuses_records(tmp_path: Path) -> None:
+    async with a_space_on(server_of(tmp_path / "s", extra="max_payload: 128KB")) as space:
+        the(Check.MAX_PAYLOAD, await examine(space), Severity.DANGER, "max_payload: 1MB")
+
+
+async def test_a_door_that_is_open_to_anybody(space: Space) -> None:
+    the(Check.ANONYMOUS, await examine(space), Severity.WARNING, "may do everything there")
+    # The same broker, reached by an address that is not the loopback's.
+    far = await examine(space, nats_url=f"nats://0.0.0.0:{space.server.port}")
+    the(Check.ANONYMOUS, far, Severity.DANGER, "no_auth_user")
+    the(Check.ENCRYPTION, far, Severity.WARNING, "tls://")
+
+
+async def test_streams_on_one_server_are_a_warning(space: Space) -> None:
+    the(Check.REPLICAS, await examine(space), Severity.WARNING, "TIDEGATE_REPLICAS=3")
+
+
+async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
+    routes = [free_port() for _ in range(3)]
+    others = ", ".join(json.dumps(f"nats://127.0.0.1:{port}") for port in routes)
+    servers = []
+    for number, port in enumerate(routes):
+        cluster = f'cluster {{ name: c, listen: "127.0.0.1:{port}", routes: [{others}] }}'
+        extra = f"server_name: n{number}\n{cluster}"
+        server = server_of(tmp_path / f"n{number}", extra=extra, sync_always=False)
+        servers.append(await asyncio.to_thread(server.start))
+    try:
+        urls = ",".join(server.url for server in servers)
+        space = Space(servers[0], NAMES, tmp_path / "data")
+        settings: dict[str, Any] = {"nats_url": urls, "replicas": 3}
+        conn = await Connection.open(
+            replace(servers[0].worker_options(), servers=tuple(urls.split(","))), name="test-setup"
+        )
+        topology = SpaceTopology(JetStream(conn), NAMES, TopologySettings(replicas=3))
+
+        async def set_up() -> bool:
+            try:
+                await topology.create("a" * 32)
+            except Exception:
+                return False
+            return True
+
+        await until(set_up, limit_s=30)
+
+        async def current() -> bool:
+            found = of(Check.CLUSTER, await examine(space, **settings))
+            return [finding.severity for finding in found] == [Severity.FINE]
+
+        await until(current, limit_s=30)
+        await conn.close()
+        await asyncio.to_thread(servers[2].kill)
+
+        async def noticed() -> bool:
+            found = of(Check.CLUSTER, await examine(space, **settings))
+            return any("n2" in finding.found for finding in found)
+
+        await until(noticed, limit_s=30)
+        await asyncio.to_thread(servers[1].kill)
+
+        async def leaderless() -> bool:
+            found = of(Check.CLUSTER, await examine(space, **settings))
+            return any("nobody answers" in finding.found for finding in found)
+
+        await until(leaderless, limit_s=30)
+    finally:
+        for server in servers:
+            await asyncio.to_thread(server.kill)
+
+
+# Credentials.
+
+
+def changed(user: conf.User, *more: str, less: str = "\0") -> conf.User:
+    publish = tuple(subject for subject in user.publish or () if less not in subject)
+    return replace(user, password="p", publish=(*publish, *more))
+
+
+def made(role: Role, name: str, **grant: Any) -> conf.User:
+    return users.user(users.Grant(role, name, **grant), [NAMES])
+
+
+USERS = (
+    changed(made(Role.WORKER, "worker")),
+    changed(made(Role.WORKER, "curbed"), less=".armed"),
+    changed(made(Role.WORKER, "firing"), "tidegate.main.ept.*.*.*.*.fire"),
+    replace(made(Role.WORKER, "boss"), password="p", publish=None, subscribe=None),
+    changed(made(Role.HOLDER, "holder")),
+    changed(made(Role.HOLDER, "writer"), "tidegate.main.res.>", "$KV.tidegate_records_main.>"),
+    changed(made(Role.HOLDER, "two-faced"), "tidegate.main.cmd.victim.*.cp.resume.*.*"),
+    changed(made(Role.MINTER, "deaf", endpoints=("runs",)), less="qry.deaf.*.cp.wait"),
+    conf.User("anyone", "p", "C"),
+    conf.User("shop", "p", "C", publish=("shop.>",), subscribe=("shop.>", "_INBOX_shop.>")),
+    conf.User("mute", "p", "C", publish=("shop.>",), subscribe=("_INBOX_mute.>",)),
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Space]:
+    """A space on a server with good and bad users."""
+    server = server_of(tmp_path_factory.mktemp("guarded") / "s", users=USERS, no_auth_user=None)
+    server.start()
+    space = Space(server, NAMES, server.directory / "data")
+    env = credential(space, "boss")
+    assert command(["setup", "--new"], env).returncode == 0
+    yield space
+    server.kill()
+
+
+def credential(space: Space, name: str) -> dict[str, str]:
+    return space_environment(space, nats_user=name, nats_password="p")
+
+
+async def as_user(space: Space, name: str) -> list[Finding]:
+    return await examine(space, nats_user=name, nats_password="p")
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "words"),
+    [
+        ("worker", Severity.FINE, "no other"),
+        ("curbed", Severity.DANGER, "lacks: publish tidegate.main.ept.*.*.*.*.armed"),
+        ("firing", Severity.WARNING, "publish tidegate.main.ept.*.*.*.*.fire"),
+        ("boss", Severity.WARNING, "everything in its account"),
+        ("holder", Severity.FINE, "has the rights of holder"),
+        ("writer", Severity.DANGER, "publish $KV.tidegate_records_main.>"),
+        ("deaf", Severity.DANGER, ""),
+        ("anyone", Severity.DANGER, "may speak as anyone"),
+        ("shop", Severity.WARNING, "does not tell this user its rights"),
+    ],
+)
+async def test_a_credential_is_judged_by_its_rights(
+    guarded: Space, name: str, severity: Severity, words: str
+) -> None:
+    the(Check.RIGHTS, await as_user(guarded, name), severity, words)
+
+
+async def test_whoever_speaks_in_two_names_is_found_out(guarded: Space) -> None:
+    found = of(Check.RIGHTS, await as_user(guarded, "two-faced"))
+    assert any("two-faced, victim" in finding.found for finding in found)
+    assert {finding.severity for finding in found} == {Severity.DANGER}
+
+
+async def test_nobody_comes_in_without_credentials(guarded: Space) -> None:
+    the(Check.ANONYMOUS, await as_user(guarded, "worker"), Severity.FINE)
+
+
+# The command.
+
+
+def test_the_command_tells_people_and_machines_and_its_exit_code_says_danger(
+    guarded: Space,
+) -> None:
+    done = command(["doctor", "--json"], credential(guarded, "curbed"))
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["v"] == 1
+    bad = [one for one in report["findings"] if one["severity"] == "danger"]
+    assert {"rights", "workers"} <= {one["check"] for one in bad}
+    assert all(one["endangers"] and one["fix"] for one in bad)
+    text = command(["doctor"], credential(guarded, "curbed")).stdout
+    assert text.startswith("danger ")
+    assert "fix: " in text
+    assert text.rstrip().endswith("fine")
+
+
+def test_a_danger_is_gone_once_its_fix_is_followed(
+    space: Space, process_worker: Callable[..., WorkerProcess]
+) -> None:
+    env = space_environment(space)
+    before = command(["doctor"], env)
+    assert before.returncode == 1
+    assert "fix: start one: tidegate run" in before.stdout
+    process_worker().wait_ready()
+    after = command(["doctor"], env)
+    assert after.returncode == 0, after.stdout
+    assert "0 danger" in after.stdout
+
+
+def test_without_any_broker_it_says_what_it_can(tmp_path: Path) -> None:
+    env = environment(data_dir=tmp_path / "none", retention="1d")
+    done = command(["doctor", "--json"], env)
+    assert done.returncode == 1
+    findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    assert findings["broker"]["severity"] == "danger"
+    assert findings["settings"]["severity"] == "warning"
+    assert "TIDEGATE_RETENTION" in findings["settings"]["found"]
