@@ -205,7 +205,7 @@ def minting(
     as_json: JsonFlag = False,
 ) -> None:
     """Switch new reservations on or off; what is reserved already is not touched."""
-    session = _operators(config, nats, space, as_, as_json, timeout)
+    session = common.operators(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {"enabled": switch is Switch.ON}
     if permit is not None:
         fields["permit_ms"] = common.duration("--permit", permit)
@@ -269,7 +269,7 @@ def import_(
     if dry_run:
         common.emit({"read": read}, as_json, cap_views.leftover_lines(found))
         return
-    session = _operators(config, nats, space, as_, as_json, timeout)
+    session = common.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await _take_in(client, found)
@@ -330,28 +330,6 @@ def _session(
     return common.session(
         config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
     )
-
-
-def _operators(
-    config: Path | None,
-    nats: str | None,
-    space: str | None,
-    as_: str | None,
-    as_json: bool,
-    timeout: str | None,
-) -> Session:
-    """A session of an operator, since nobody else may use the verb.
-
-    Where nobody is named it is a life of one command, which is not kept: a kept one could become
-    the identity that everything else speaks with.
-    """
-    from worker import identity, settings
-
-    if as_ is None:
-        given = settings.load({"nats_url": nats}, config_file=config).settings
-        if not given.principal and not given.nats_user:
-            as_ = f"{OPERATOR_PREFIX}.{identity.new_uid()}"
-    return _session(config, nats, space, as_, as_json, timeout)
 
 
 def _with_client(session: Session, work: Callable[["Client"], Awaitable[common.T]]) -> common.T:

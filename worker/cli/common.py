@@ -143,6 +143,29 @@ def session(
     )
 
 
+def operators(
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    """A session of an operator, since nobody else may use the verb.
+
+    Where nobody is named it is a life of one command, which is not kept: a kept one could become
+    the identity that everything else speaks with.
+    """
+    from schemas.roles import OPERATOR_PREFIX
+    from worker import identity, settings
+
+    if as_ is None:
+        given = settings.load({"nats_url": nats}, config_file=config).settings
+        if not given.principal and not given.nats_user:
+            as_ = f"{OPERATOR_PREFIX}.{identity.new_uid()}"
+    return session(config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout)
+
+
 def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
     """Load the settings and name variables that are most likely misspelt.
 

@@ -8,6 +8,7 @@ import typer
 
 from schemas.codes import BadInput
 from worker.cli import (
+    adm,
     bench,
     cap,
     common,
@@ -36,6 +37,7 @@ run_worker.register(app)
 setup.register(app)
 status.register(app)
 app.add_typer(cp.app, name="cp")
+app.add_typer(adm.app, name="adm")
 app.add_typer(cap.app, name="cap")
 app.add_typer(identity.app, name="identity")
 app.add_typer(keys.app, name="keys")

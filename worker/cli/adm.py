@@ -1,0 +1,459 @@
+"""``tidegate adm``: the admission plane from a shell."""
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from schemas.roles import OPERATOR_PREFIX
+from worker.cli import adm_turn, adm_views, common
+from worker.cli.adm_turn import (
+    Request,
+    process,
+    request_key,
+    send,
+    session_of,
+    verb,
+    with_client,
+)
+from worker.cli.common import (
+    AsOption,
+    CommandIdOption,
+    ConfigOption,
+    JsonFlag,
+    NatsOption,
+    SpaceOption,
+    TimeoutOption,
+)
+
+if TYPE_CHECKING:
+    from worker.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Admission: turns queue for scarce seats; one that may have been dispatched never runs "
+    "again.\n\n" + common.EXIT_CODES,
+)
+
+LOOK_S = 0.2
+AS_OPERATOR = f"Speaks as {OPERATOR_PREFIX} unless --as or the settings name somebody."
+
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
+After = Annotated[
+    str | None,
+    typer.Option("--after", help="Last request id of the page before.", metavar="REQUEST"),
+]
+
+
+class Handing(StrEnum):
+    """How a seat is handed out."""
+
+    PUSH = "push"
+    PULL = "pull"
+
+
+class Resolution(StrEnum):
+    """What an operator says about a debt."""
+
+    CONFIRMED_NOT_DISPATCHED = "confirmed_not_dispatched"
+    CONFIRMED_COMPLETED = "confirmed_completed"
+    ACKNOWLEDGED_UNKNOWN = "acknowledged_unknown"
+
+
+@app.command()
+def enqueue(
+    request: Request,
+    agent: Annotated[str, typer.Option("--agent", help="Whose turn it is; fairness is per agent.")],
+    provider: Annotated[str, typer.Option("--provider", help="Whose seat.")],
+    model: Annotated[str, typer.Option("--model", help="Which model.")],
+    session_id: Annotated[
+        str | None, typer.Option("--session", help="The conversation; the agent if absent.")
+    ] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option("--fingerprint", help="What it is, for idempotency; the request if absent."),
+    ] = None,
+    grant: Annotated[
+        Handing, typer.Option("--grant", help="Push the seat, or let it be asked for.")
+    ] = Handing.PUSH,
+    priority: Annotated[
+        int, typer.Option("--priority", min=-100, max=100, help="Higher goes first.")
+    ] = 0,
+    queue_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--queue-timeout", help="Longest wait in the queue, if shorter.", metavar="DURATION"
+        ),
+    ] = None,
+    connector: Annotated[
+        str | None,
+        typer.Option(
+            "--connector",
+            help="The connector's process: its id here, or its identity as JSON, - or @FILE.",
+            metavar="PROCESS",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Then wait for the seat: exit 0 with it, 3 without.")
+    ] = False,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Queue a turn; the same again is answered with what became of it."""
+    session = session_of(config, nats, space, as_, as_json, timeout)
+    fields: dict[str, Any] = {
+        "session_id": session_id or agent,
+        "agent_id": agent,
+        "fingerprint": fingerprint or request,
+        "provider": provider,
+        "model": model,
+        "grant": grant.value,
+        "priority": priority,
+    }
+    if queue_timeout is not None:
+        fields["timeout_ms"] = common.duration("--queue-timeout", queue_timeout)
+    if connector is not None:
+        fields["identity"] = process(session, "--connector", connector)
+    if not wait:
+        verb(session, "enqueue", request_key(request), fields, command_id)
+        return
+
+    async def work(client: "Client") -> int:
+        result = await send(client, session, "enqueue", request_key(request), fields, command_id)
+        turn = await client.adm.request(request, after=result.id)
+        while turn.state == "queued":
+            await asyncio.sleep(LOOK_S)
+            turn = await client.adm.request(request)
+        lines = adm_views.turn_lines(turn, common.now_ms())
+        common.emit(turn.to_object(), session.as_json, lines)
+        return common.OK if turn.lease is not None else common.REFUSED
+
+    raise typer.Exit(with_client(session, work))
+
+
+@app.command()
+def cancel(
+    request: Request,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take a queued turn back."""
+    session = session_of(config, nats, space, as_, as_json, timeout)
+    verb(session, "cancel", request_key(request), {}, command_id)
+
+
+@app.command()
+def admit(
+    request: Annotated[
+        str | None, typer.Argument(help="Only this turn, if it is next.", metavar="[REQUEST]")
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take a seat for a pull turn: exit 0 with it, 3 if something blocks."""
+    session = session_of(config, nats, space, as_, as_json, timeout)
+    key = () if request is None else request_key(request)
+
+    async def work(client: "Client") -> int:
+        result = await send(client, session, "admit", key, {}, command_id)
+        lines = adm_views.result_lines(result, common.now_ms())
+        common.emit(result.to_object(), session.as_json, lines)
+        return common.REFUSED if result.outcome == "none" else common.OK
+
+    raise typer.Exit(with_client(session, work))
+
+
+adm_turn.register(app)
+
+
+@app.command(epilog=AS_OPERATOR)
+def resolve(
+    request: Request,
+    resolution: Annotated[Resolution, typer.Argument(help="What is known about the debt.")],
+    evidence: Annotated[str, typer.Option("--evidence", help="Why, for the record.")],
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Settle a debt; confirmed_not_dispatched is the only way back to the queue."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+    fields = {"resolution": resolution.value, "evidence": evidence}
+    verb(session, "resolve", request_key(request), fields, command_id)
+
+
+@app.command(epilog=AS_OPERATOR)
+def cooldown(
+    provider: Annotated[str, typer.Argument(help="Whose.")],
+    model: Annotated[str, typer.Argument(help="Which model.")],
+    until: Annotated[
+        str,
+        typer.Option("--until", help="+30s, an RFC 3339 instant, or milliseconds.", metavar="WHEN"),
+    ],
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let a model rest; a cooldown is never shortened."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+    fields = {
+        "provider": provider,
+        "model": model,
+        "not_before_ms": common.instant("--until", until),
+    }
+    verb(session, "cooldown", (), fields, command_id)
+
+
+@app.command(epilog=AS_OPERATOR)
+def drain(
+    to: Annotated[int, typer.Argument(help="Seats that may be held; 0 pauses.", min=0)],
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Bring the seats to a limit, down or up, without taking one away."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+    verb(session, "drain", (), {"to": to}, command_id)
+
+
+@app.command(epilog="Claiming and asserting " + AS_OPERATOR[0].lower() + AS_OPERATOR[1:])
+def policy(
+    claim: Annotated[
+        int | None,
+        typer.Option("--claim", help="Claim this epoch; values left out take defaults.", min=1),
+    ] = None,
+    assert_: Annotated[
+        bool, typer.Option("--assert", help="Compare: exit 0 if the values match, else 3.")
+    ] = False,
+    epoch: Annotated[
+        int | None, typer.Option("--epoch", help="With --assert: the epoch.", min=0)
+    ] = None,
+    seats: Annotated[int | None, typer.Option("--max-active-turns", help="Seats.")] = None,
+    starts: Annotated[
+        int | None, typer.Option("--max-concurrent-starts", help="Between admission and active.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option("--min-start-interval", help="Pacing.", metavar="DURATION")
+    ] = None,
+    queue_timeout: Annotated[
+        str | None, typer.Option("--queue-timeout", help="Longest wait.", metavar="DURATION")
+    ] = None,
+    capacity_cooldown: Annotated[
+        str | None,
+        typer.Option(
+            "--capacity-cooldown", help="Rest after a capacity failure.", metavar="DURATION"
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        str | None,
+        typer.Option("--start-timeout", help="From admission to intent.", metavar="DURATION"),
+    ] = None,
+    adoption_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--adoption-timeout", help="For a dead owner's queued turn.", metavar="DURATION"
+        ),
+    ] = None,
+    silence: Annotated[
+        str | None,
+        typer.Option("--silence", help="Until an owner is suspect.", metavar="DURATION"),
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    command_id: CommandIdOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the policy, claim the next one, or compare what is believed with what is in force."""
+    given = {
+        "max_active_turns": seats,
+        "max_concurrent_starts": starts,
+        "min_start_interval_ms": _ms("--min-start-interval", interval),
+        "queue_timeout_ms": _ms("--queue-timeout", queue_timeout),
+        "capacity_cooldown_ms": _ms("--capacity-cooldown", capacity_cooldown),
+        "start_timeout_ms": _ms("--start-timeout", start_timeout),
+        "adoption_timeout_ms": _ms("--adoption-timeout", adoption_timeout),
+        "silence_ms": _ms("--silence", silence),
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if claim is not None and assert_:
+        common.usage("--assert", "goes without --claim")
+    if claim is not None:
+        session = common.operators(config, nats, space, as_, as_json, timeout)
+        verb(session, "policy", (), {"epoch": claim, **values}, command_id)
+        return
+    if assert_:
+        session = common.operators(config, nats, space, as_, as_json, timeout)
+        believed = values if epoch is None else {"epoch": epoch, **values}
+        verb(session, "policy", (), {"assert": believed}, command_id)
+        return
+    if values or epoch is not None:
+        common.usage("--claim", "or --assert is needed with values")
+    session = session_of(config, nats, space, as_, as_json, timeout)
+
+    async def work(client: "Client") -> None:
+        view = await client.adm.policy()
+        common.emit(view.to_object(), session.as_json, adm_views.policy_lines(view))
+
+    with_client(session, work)
+
+
+@app.command()
+def show(
+    request: Request,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show one turn, and where it stands in the queue."""
+    session = session_of(config, nats, space, as_, as_json, timeout)
+    (request_id,) = request_key(request)
+
+    async def work(client: "Client") -> None:
+        turn = await client.adm.request(request_id)
+        value, now_ms = turn.to_object(), common.now_ms()
+        lines = adm_views.turn_lines(turn, now_ms)
+        if turn.state == "queued":
+            place = await client.adm.place(request_id)
+            value = {**value, "place": place.to_object()}
+            lines += adm_views.place_lines(place, now_ms)
+        common.emit(value, session.as_json, lines)
+
+    with_client(session, work)
+
+
+@app.command()
+def queue(
+    limit: Limit = 100,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the head of the queue, and what keeps it waiting."""
+    session = session_of(config, nats, space, as_, as_json, timeout)
+
+    async def work(client: "Client") -> None:
+        view = await client.adm.queue(limit=limit)
+        lines = adm_views.queue_lines(view, common.now_ms())
+        common.emit(view.to_object(), session.as_json, lines)
+
+    with_client(session, work)
+
+
+@app.command()
+def leases(
+    limit: Limit = 100,
+    after: After = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the seats that are held, and what would free each."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+
+    async def work(client: "Client") -> None:
+        page = await client.adm.leases(limit=limit, after_request_id=after)
+        lines = adm_views.seat_table(page.leases, common.now_ms())
+        common.emit(page.to_object(), session.as_json, lines)
+        _more(session.as_json, page.next_after_request_id)
+
+    with_client(session, work)
+
+
+@app.command()
+def recoverable(
+    host: Annotated[
+        str | None, typer.Option("--host", help="Only what this host's observer can see.")
+    ] = None,
+    limit: Limit = 200,
+    after: After = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what evidence or an operator could settle: since when, why, and what would free it."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+
+    async def work(client: "Client") -> None:
+        page = await client.adm.recoverable(host=host, limit=limit, after_request_id=after)
+        lines = adm_views.recoverable_lines(page, common.now_ms())
+        common.emit(page.to_object(), session.as_json, lines)
+        _more(session.as_json, page.next_after_request_id)
+
+    with_client(session, work)
+
+
+@app.command()
+def events(
+    after: Annotated[
+        int, typer.Option("--after", help="Sequence after which the page begins.", min=0)
+    ] = 0,
+    limit: Limit = 100,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a page of the journal; it names no request."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+
+    async def work(client: "Client") -> None:
+        page = await client.adm.events(after=after, limit=limit)
+        common.emit(page.to_object(), session.as_json, adm_views.event_lines(page))
+        _more(session.as_json, page.next_after)
+
+    with_client(session, work)
+
+
+def _ms(parameter: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    return 0 if text == "0" else common.duration(parameter, text)
+
+
+def _more(as_json: bool, after: str | int | None) -> None:
+    if after is not None and not as_json:
+        common.say(f"There is more: --after {after}")
