@@ -9,6 +9,7 @@ import pytest
 
 from schemas import subjects
 from schemas.codes import Code
+from schemas.names import kv_stream
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Checkpoint, Speaker
 from tests.support.process import command, environment
@@ -99,7 +100,13 @@ async def test_an_answer_never_goes_to_a_subject_of_the_askers_choice(
 
 
 async def _streams(js: JetStream, space: Space) -> list[str]:
-    return [name for name in await js.stream_names() if name.endswith(space.names.space)]
+    """Every stream of the space but the leases, which a worker renews all the time."""
+    leases = kv_stream(space.names.leases_bucket)
+    return [
+        name
+        for name in await js.stream_names()
+        if name.endswith(f"_{space.names.space}") and name != leases
+    ]
 
 
 class Service:
