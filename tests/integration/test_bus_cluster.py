@@ -77,7 +77,7 @@ async def test_the_others_are_learned_and_the_leaders_death_is_survived(
         opened: list[LogReader] = []
 
         async def opens() -> bool:
-            # The consumer's group elects a leader of its own, which a busy machine takes a while for.
+            # The consumer's group elects a leader of its own, slowly on a busy machine.
             try:
                 opened.append(await LogReader.open(js, names.log_stream, 1))
             except (Unavailable, Unknown):
