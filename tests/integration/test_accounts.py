@@ -260,14 +260,74 @@ async def test_a_connector_beats_and_keeps_sealed_prompts_under_its_name(
     await client.close()
 
 
+async def test_a_connector_queues_a_turn_and_gets_its_seat(production: Production) -> None:
+    uid, request_id = identity.new_uid(), fresh("r")
+    listener, rights = await production.raw(Role.CONNECTOR)
+    grants = await listen(listener, f"{NAMES.prefix}.grant.connector.{uid}.>")
+    enqueue = {
+        "session_id": "s",
+        "agent_id": "a",
+        "fingerprint": "f",
+        "provider": "p",
+        "model": "m",
+    }
+    async with production.client(Role.CONNECTOR, uid) as connector:
+        await connector.call("adm", "enqueue", (request_id,), enqueue)
+        async with asyncio.timeout(10):
+            grant = strict_json.loads((await grants.get()).data)
+        fence = {"lease_id": grant["lease_id"], "generation": grant["generation"]}
+        for verb, more in (("start", {}), ("abandon", {"outcome": "cancelled"})):
+            result = await connector.call("adm", verb, (request_id,), fence | more)
+            assert result.status == "ok"
+        assert (await connector.query("adm", "queue", {})).outcome
+    assert rights.violations == []
+    await listener.close()
+
+
+async def test_a_delegate_keeps_the_cap_of_its_person(production: Production) -> None:
+    key, second = fresh("k" * 16), (in_ms(3_600_000) // 1000) * 1000
+    async with (
+        production.client(Role.OPERATOR, identity.new_uid()) as operator,
+        production.client(Role.DELEGATE, identity.new_uid()) as delegate,
+    ):
+        await operator.call("cap", "minting", (), {"enabled": True})
+        wanted = {"latest_expires_at_ms": second, "cap": 10}
+        reserved = await delegate.call("cap", "reserve", (PERSON, key), wanted)
+        second = reserved.data["expires_at_ms"]
+        grant = {"grant_expires_at_ms": second}
+        await delegate.call("cap", "confirm", (PERSON, key), grant)
+        allowed = await delegate.call("cap", "authorize", (PERSON,), grant | {"amount": 5})
+        assert allowed.outcome == "allowed"
+        stopped = await operator.call("cap", "stop", (PERSON,), {})
+        assert stopped.outcome == "stopped"
+        with pytest.raises(Refused):
+            await delegate.call("cap", "authorize", (PERSON,), grant | {"amount": 5})
+        shown = await delegate.query("cap", "show", {"user": PERSON})
+        assert shown.data["authority"]["authorizes"] is False
+
+
+async def test_an_operator_looks_after_the_ledger(production: Production) -> None:
+    async with production.client(Role.OPERATOR, identity.new_uid()) as operator:
+        assert (await operator.query("sys", "snapshot", {})).outcome == "stored"
+        assert (await operator.query("sys", "snapshots", {})).data["snapshots"]
+        assert (await operator.query("sys", "trim", {})).outcome == "trimmed"
+        pruned = await operator.query("sys", "prune", {"before_at_ms": 1})
+        assert pruned.outcome in ("folded", "published")
+        assert (await operator.query("sys", "digest", {})).outcome == "digest"
+
+
 async def test_the_worker_needs_no_right_that_it_does_not_have(production: Production) -> None:
-    """It has minted, moved, resumed, expired and repaired by now, with these rights alone."""
-    holder = Speaker("holder", identity.new_uid())
-    for deadline_ms in (300, 60_000):
-        await mint_for(production, holder, deadline_ms)
-    production_log = production.server_log()
-    assert '"W/user:worker" - Publish Violation' not in production_log
-    assert '"W/user:worker" - Subscription Violation' not in production_log
+    """It has served all of the above with these rights alone; now a deadline passes, too."""
+    listener, _ = await production.raw(Role.OBSERVER)
+    facts = await listen(listener, f"{NAMES.prefix}.fact.cp.expired.>")
+    await mint_for(production, Speaker("holder", identity.new_uid()), 300)
+    async with asyncio.timeout(10):
+        await facts.get()
+    await listener.close()
+    log = production.server_log()
+    assert '"W/user:worker" - Publish Violation' not in log
+    assert '"W/user:worker" - Subscription Violation' not in log
+    assert not [e for e in production.worker.events() if "permission" in e["event"]]
     assert production.worker.readiness() == []
 
 
