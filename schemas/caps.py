@@ -153,6 +153,32 @@ class CapDetail(Closed):
     settings: CapSettings
 
 
+class ListedCap(Closed):
+    """One cap of the query ``cap.list``.
+
+    Attributes:
+        cap: The reservation and the grant it became.
+        stopped: Whether the person stopped or bumped since: it authorises nothing.
+    """
+
+    cap: CapView
+    stopped: bool
+
+
+class CapsPage(Closed):
+    """Answer of the query ``cap.list``.
+
+    Attributes:
+        caps: In the order that was asked for.
+        damaged: Rows of the page that could not be read; they hold up no other.
+        next_after_user: ``after_user`` of the next page; absent on the last one.
+    """
+
+    caps: list[ListedCap]
+    damaged: Count
+    next_after_user: UserId | None = None
+
+
 class GrantFact(Message):
     """Body of ``fact.cap.<kind>.<user>``: reserved, confirmed, superseded, revoked, expired.
 

@@ -124,6 +124,7 @@ def _caps() -> list[Entry]:
             for name, model in shown.items()
         ),
         Entry("view.cap.show", "view", "data of query.cap.show", caps.CapDetail),
+        Entry("view.cap.list", "view", "data of query.cap.list", caps.CapsPage),
         *(
             Entry(f"fact.cap.{kind}", "fact", where.replace("<kind>", kind), model)
             for kind, model in caps.FACTS.items()

@@ -82,6 +82,7 @@ QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
         ("adm", "payload"): frozenset({Role.CONNECTOR}),
         ("adm", "sealed"): frozenset({Role.CONNECTOR}),
         ("cap", "show"): frozenset({Role.DELEGATE, Role.OPERATOR}),
+        ("cap", "list"): _WATCHES,
         ("sys", "status"): frozenset(Role) - {Role.WORKER},
         ("sys", "digest"): _WATCHES,
         ("sys", "snapshots"): _WATCHES,

@@ -47,6 +47,7 @@ QUERIES: Mapping[tuple[str, str], type[Query]] = MappingProxyType(
         ("adm", "payload"): adm.PayloadQuery,
         ("adm", "sealed"): adm.SealedQuery,
         ("cap", "show"): cap.ShowQuery,
+        ("cap", "list"): cap.ListQuery,
         ("sys", "status"): sys.StatusQuery,
     }
 )

@@ -4,7 +4,7 @@ The subject's key is ``<user>[.<mint key>]``: both for reserve and confirm, the 
 authorize, revoke, stop and bump, none for minting and import.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -138,6 +138,22 @@ class ShowQuery(Query):
 
     user: UserId
     mint_key: MintKey | None = None
+    after: str | None = None
+
+
+class ListQuery(Query):
+    """Body of the query ``cap.list``: whose caps are in force, or which ended last.
+
+    Attributes:
+        which: ``active`` by person, or ``ended`` with the latest first.
+        limit: How many; of the ended only so many can be had.
+        after_user: Last person of the page before, for ``active``.
+        after: Result id the answer must already include; waited for at most 5 s.
+    """
+
+    which: Literal["active", "ended"] = "active"
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    after_user: UserId | None = None
     after: str | None = None
 
 

@@ -45,6 +45,6 @@ PLANE: Final = Plane(
     tick=windows.tick,
     due_at=windows.due_at,
     prune=prune,
-    queries=MappingProxyType({"show": queries.show}),
+    queries=MappingProxyType({"show": queries.show, "list": queries.listing}),
 )
-"""Reserve, confirm, authorize, revoke, stop, bump, minting, import; ``cap.show``."""
+"""Reserve, confirm, authorize, revoke, stop, bump, minting, import; ``cap.show``, ``cap.list``."""

@@ -1,12 +1,22 @@
-"""The query ``cap.show``: a person's authority, grant, reservation and generation, read only."""
+"""Queries of the cap plane, read only: one person's authority, and whose caps are in force."""
 
-from schemas.commands.cap import ShowQuery
+from typing import Final
+
+from schemas.commands.cap import ListQuery, ShowQuery
 from schemas.results import Accepted, Verdict
 from schemas.strict_json import JsonObject
 from worker.caps import authority, records, settings
 from worker.caps.authority import Judgement
 from worker.caps.records import Corrupt
 from worker.ledger.plane import View
+
+_SELECT: Final = (
+    "SELECT r.user, g.generation, r.mint_key, r.expires_at_ms, r.latest_expires_at_ms, r.cap, "
+    "r.required_version, r.generation, r.reserved_at_ms, r.state, r.confirmed_at_ms, r.ended_at_ms "
+    "FROM reservations r JOIN revoke_generations g ON g.user = r.user WHERE "
+)
+_ACTIVE: Final = _SELECT + "r.state = 'confirmed_active' AND r.user > ? ORDER BY r.user LIMIT ?"
+_ENDED: Final = _SELECT + "r.ended_at_ms IS NOT NULL ORDER BY r.ended_at_ms DESC LIMIT ?"
 
 
 def show(view: View, raw: bytes) -> Verdict:
@@ -22,6 +32,32 @@ def show(view: View, raw: bytes) -> Verdict:
         return Accepted("shown", _detail(view, query))
     except Corrupt as damage:
         return damage.refusal()
+
+
+def listing(view: View, raw: bytes) -> Verdict:
+    """Answer ``cap.list`` with a ``schemas.caps.CapsPage``.
+
+    Raises:
+        BadInput: If the body is malformed.
+    """
+    query = ListQuery.from_bytes(raw)
+    if query.which == "active":
+        rows = view.db.execute(_ACTIVE, (query.after_user or "", query.limit + 1)).fetchall()
+    else:
+        rows = view.db.execute(_ENDED, (query.limit,)).fetchall()
+    listed, damaged = [], 0
+    for user, now, *columns in rows[: query.limit]:
+        try:
+            record = records.proven(columns)
+        except Corrupt:
+            damaged += 1
+            continue
+        stopped = record.generation is not None and record.generation < now
+        listed.append({"cap": record.shown(user), "stopped": stopped})
+    page: JsonObject = {"caps": listed, "damaged": damaged}
+    if len(rows) > query.limit:
+        page["next_after_user"] = rows[query.limit - 1][0]
+    return Accepted("listed", page)
 
 
 def _detail(view: View, query: ShowQuery) -> JsonObject:

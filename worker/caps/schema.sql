@@ -47,6 +47,7 @@ CREATE INDEX reservations_waiting ON reservations (reserved_at_ms)
 WHERE state = 'reserved' AND generation IS NOT NULL
     AND confirmed_at_ms IS NULL AND ended_at_ms IS NULL;
 CREATE UNIQUE INDEX reservations_active ON reservations (user) WHERE state = 'confirmed_active';
+CREATE INDEX reservations_ended ON reservations (ended_at_ms) WHERE ended_at_ms IS NOT NULL;
 
 -- The grant confirmed last, also after it ended.
 CREATE TABLE active_grants (
