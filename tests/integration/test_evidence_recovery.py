@@ -1,18 +1,23 @@
 """Recovery end to end: real processes end, and their seats come back as far as the rules allow."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from schemas.commands.sys import ProcessIdentity, witness_of
+from tests.support.process import environment
 from tests.support.processes import Family, family
 from tests.support.running import RunningWorker, running
+from tests.support.server import Server
 from tests.support.space import Space, speaker
 from tests.support.turns import Turn, policy, recovering, refused, seats, until
 from worker.client import Client
@@ -20,6 +25,7 @@ from worker.evidence.identity import identify
 from worker.evidence.procfs import LinuxProc
 from worker.evidence.verdicts import Observer
 from worker.evidence.witness import Witness
+from worker.settings import Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process evidence needs Linux")
 
@@ -59,6 +65,11 @@ async def scene(space: Space) -> AsyncIterator[Scene]:
         operator = await stack.enter_async_context(space.client("_op"))
         await policy(operator, max_active_turns=1)
         yield Scene(space, worker, operator, stack, LinuxProc())
+
+
+@pytest.fixture
+def proc_observer() -> Observer:
+    return Observer.at(ELSEWHERE, LinuxProc())
 
 
 @pytest.mark.parametrize("phase", ["admitted", "starting"])
@@ -190,6 +201,59 @@ async def test_a_witness_frees_what_the_worker_of_another_host_cannot_see(scene:
             await looking
         assert await turn.state() == "recovery_required"
         assert [reaper.totals["released"] for reaper in witness.reapers] == [1]
+
+
+async def test_the_witness_is_a_process_that_ends_when_told(
+    scene: Scene,
+) -> None:
+    settings = {"host": ELSEWHERE, "reaper_interval_ms": PERIOD_MS, "log_format": "json"}
+    env = environment(nats_url=scene.space.server.url, spaces=scene.space.names.space, **settings)
+    with family() as them, family() as others:
+        turn = await scene.turn("r1", them, host=ELSEWHERE)
+        await turn.bring_to("active", scene.name(them.child, host=ELSEWHERE))
+        waiting = await scene.turn("r2", others)
+        await waiting.enqueue()
+        them.kill_connector()
+        them.kill(them.child)
+        arguments = ("-m", "worker.cli.main", "witness")
+        witness = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, env=env, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            await waiting.become("admitted")
+            witness.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                _, said = await witness.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                witness.kill()
+        assert witness.returncode == 0
+        events = [json.loads(line)["event"] for line in said.splitlines()]
+        assert {"witness_ready", "evidence_sent", "reaper_pass"} <= set(events)
+
+
+async def test_a_witness_waits_for_its_broker_and_can_be_told_to_stop_meanwhile(
+    own_server: Callable[..., Server], tmp_path: Path, proc_observer: Observer
+) -> None:
+    server = await asyncio.to_thread(own_server("main").start)
+    settings = Settings(nats_url=server.url, data_dir=tmp_path, connect_timeout_ms=200)
+    await asyncio.to_thread(server.kill)
+
+    async def reaches() -> int:
+        return len(witness.reapers)
+
+    for starts in (False, True):
+        witness = Witness(settings, proc_observer, uid=speaker("w").uid)
+        looking = asyncio.create_task(witness.run())
+        if starts:
+            await asyncio.to_thread(server.start)
+            await until(reaches, 1)
+        else:
+            await asyncio.sleep(0.5)
+            assert not looking.done()
+        witness.stop()
+        async with asyncio.timeout(5):
+            await looking
 
 
 async def test_a_witness_is_believed_about_its_own_host_only(scene: Scene) -> None:

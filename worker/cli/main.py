@@ -22,6 +22,7 @@ from worker.cli import (
     schema,
     setup,
     status,
+    witness,
 )
 from worker.errors import TidegateError
 
@@ -46,6 +47,7 @@ app.add_typer(bench.app, name="bench")
 schema.register(app)
 demo.register(app)
 doctor.register(app)
+witness.register(app)
 
 
 def _version(wanted: bool) -> None:
