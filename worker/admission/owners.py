@@ -10,11 +10,8 @@ from typing import Final
 from worker.admission import heads
 from worker.ledger.tx import Tx
 
-_HEARD: Final = (
-    "INSERT INTO adm_owners (principal, uid, seen_at_ms) VALUES (?, ?, ?) "
-    "ON CONFLICT (principal, uid) DO UPDATE SET seen_at_ms = max(seen_at_ms, excluded.seen_at_ms) "
-    "RETURNING silent_at_ms, dead_at_ms"
-)
+_MEET: Final = "INSERT INTO adm_owners (principal, uid, seen_at_ms) VALUES (?, ?, ?)"
+_HEARD: Final = "UPDATE adm_owners SET seen_at_ms = ? WHERE principal = ? AND uid = ?"
 _CLEAR: Final = (
     "UPDATE adm_owners SET silent_at_ms = NULL, dead_at_ms = NULL, adoption_due_at_ms = NULL "
     "WHERE principal = ? AND uid = ?"
@@ -61,7 +58,13 @@ def heard(tx: Tx, principal: str, uid: str, seen_at_ms: int) -> bool:
     Returns:
         Whether anything was held against it.
     """
-    ((silent, dead),) = tx.db.execute(_HEARD, (principal, uid, seen_at_ms)).fetchall()
+    known = last_seen(tx.db, principal, uid)
+    if known is None:
+        tx.db.execute(_MEET, (principal, uid, seen_at_ms))
+        return False
+    last_ms, silent, dead = known
+    if seen_at_ms > last_ms:
+        tx.db.execute(_HEARD, (seen_at_ms, principal, uid))
     if silent is None and dead is None:
         return False
     tx.db.execute(_CLEAR, (principal, uid))

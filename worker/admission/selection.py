@@ -20,6 +20,10 @@ EXISTS (SELECT 1 FROM adm_owners WHERE principal = ? AND uid = ?
 EXISTS (SELECT 1 FROM adm_agents WHERE agent_id = ?)
 FROM adm_heads line JOIN adm_heads owner ON owner.node = line.parent WHERE line.node = ?
 """
+_MAY_ADMIT: Final = """
+SELECT 1 FROM adm_limits WHERE draining = 1 OR (queued > 0 AND seats < seat_limit
+AND starts < max_concurrent_starts AND coalesce(paced_at_ms + min_start_interval_ms, 0) <= ?)
+"""
 _ADMIT: Final = (
     "UPDATE adm_requests SET state = 'admitted', uid = ?, node = NULL WHERE request_id = ?"
 )
@@ -133,6 +137,8 @@ def admit_pushed(tx: Tx) -> None:
 
     Each admission emits one grant, keyed by request and generation, to the turn's owner.
     """
+    if tx.db.execute(_MAY_ADMIT, (tx.now_ms,)).fetchone() is None:
+        return
     held = limits.read(tx.db)
     if held.draining and held.seats <= held.seat_limit:
         policy.end_drain(tx, held)
