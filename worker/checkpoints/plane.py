@@ -163,6 +163,7 @@ class CheckpointPlane:
             "wheel": None if self._wheel is None else len(self._wheel),
             "index_caught_up": self._feed.caught_up.is_set(),
             "regressed": list(self._guard.regressed),
+            "commands_handled": self._pullers[self._names.cmd_stream].handled,
         }
 
     async def sample(self) -> None:
