@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import math
 import os
 import platform
@@ -162,6 +163,20 @@ class Ground:
         kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(kib) / 1024
 
+    def processor_s(self) -> dict[str, float]:
+        """Processor seconds used so far: by this process, the worker and the broker."""
+        used = {"bench": time.process_time()}
+        if self._worker is not None:
+            used["worker"] = _processor_s(self._worker.pid)
+        if self._server is not None:
+            used["broker"] = _processor_s(self._server.pid)
+        return used
+
+    def worker_log(self) -> list[JsonObject]:
+        """Every event the worker has logged so far, over all its starts."""
+        lines = (self.folder / "worker.log").read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     async def _set_up(self) -> None:
         text = conf.embedded(
             [conf.Space(self.names.root, SPACE)],
@@ -272,6 +287,11 @@ def machine() -> JsonObject:
         "machine": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _is_ready(client: Client) -> bool:
