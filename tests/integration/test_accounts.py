@@ -125,9 +125,9 @@ async def test_a_minter_pauses_moves_repairs_and_looks_on_its_endpoint(
     listener, rights = await production.raw(Role.MINTER)
     heard = await listen(listener, f"{NAMES.prefix}.fact.cp.*.{ENDPOINT}.>")
     async with production.client(Role.MINTER, uid) as minter:
-        minted = await minter.cp.mint(ENDPOINT, token, deadline_at_ms=in_ms(60_000))
+        minted = await minter.cp.mint(ENDPOINT, token, deadline_at_ms=in_ms(600_000))
         moved = await minter.cp.heartbeat(
-            ENDPOINT, token, generation=1, deadline_at_ms=in_ms(90_000)
+            ENDPOINT, token, generation=1, deadline_at_ms=in_ms(900_000)
         )
         assert (minted.word, moved.word) == ("minted", "extended")
         assert (await minter.cp.repair(ENDPOINT, token)).repairs == ()
@@ -156,7 +156,7 @@ def wait_body(token: str) -> dict[str, Any]:
     return {"endpoint": ENDPOINT, "token": token, "timeout_ms": 0}
 
 
-async def mint_for(production: Production, holder: Speaker, deadline_ms: int = 60_000) -> str:
+async def mint_for(production: Production, holder: Speaker, deadline_ms: int = 600_000) -> str:
     """A checkpoint that waits for ``holder``."""
     token = fresh()
     async with production.client(Role.MINTER, identity.new_uid()) as minter:
@@ -419,6 +419,17 @@ def places_nobody_in_c_may_write() -> list[str]:
     ]
 
 
+async def said_since(worker: RawClient, before: dict[str, dict[str, int]]) -> set[str]:
+    """Subjects of new messages but for answers and ticks, which the worker goes on writing."""
+    ours = (f"{NAMES.prefix}.res.", f"{NAMES.prefix}.cmd._worker", f"$KV.{NAMES.leases_bucket}.")
+    return {
+        subject
+        for stream, counts in (await stored(worker, NAMES)).items()
+        for subject, count in counts.items()
+        if count != before[stream].get(subject, 0) and not subject.startswith(ours)
+    }
+
+
 @pytest.mark.parametrize("role", CLIENTS)
 async def test_a_user_may_publish_what_its_role_says_and_nothing_else(
     production: Production, role: Role
@@ -438,18 +449,14 @@ async def test_a_user_may_publish_what_its_role_says_and_nothing_else(
     await client.flush()
     refused = {violation.removeprefix("publish ") for violation in rights.violations}
     assert refused == {subject.lower() for subject in may_not}
-    after = await stored(worker, NAMES)
-    new = {
-        subject
-        for stream, counts in after.items()
-        for subject, count in counts.items()
-        if count != before[stream].get(subject, 0)
-    }
-    # Meanwhile the worker answers, also what the tests before this one have said, and ticks.
-    answers = {subject for subject in new if subject.startswith(f"{NAMES.prefix}.res.")}
-    ticks = {subject for subject in new if subject.startswith(f"{NAMES.prefix}.cmd._worker")}
     kept = {subject for subject in may if subject.startswith(("$KV.", f"{NAMES.prefix}.cmd."))}
-    assert new - answers - ticks == kept
+    # Streams take in what was published a moment later; whatever is refused never comes.
+    for _ in range(250):
+        new = await said_since(worker, before)
+        if new >= kept:
+            break
+        await asyncio.sleep(0.02)
+    assert new == kept
     assert all(subject.startswith(f"{NAMES.prefix}.cmd.{own}.") for subject in kept)
     await client.close()
     await worker.close()
@@ -536,7 +543,7 @@ async def test_the_worker_neither_fires_nor_speaks_for_others_nor_takes_anything
     refused = {v.removeprefix("publish ") for v in rights.violations if v.startswith("publish")}
     assert refused == {subject.lower() for subject in never}
     assert len(rights.violations) == len(never) + 4
-    assert await stored(worker, NAMES) == before
+    assert await said_since(worker, before) == set()
     await worker.close()
 
 

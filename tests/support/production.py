@@ -63,7 +63,6 @@ class Production:
 
     Attributes:
         url: The server.
-        worker: The worker, a process of its own.
     """
 
     def __init__(self, directory: Path, conf: Path = CONF) -> None:
@@ -77,11 +76,24 @@ class Production:
                 stdout=log,
                 stderr=log,
             )
+        self._workers: list[WorkerProcess] = []
+        try:
+            self._start_worker()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_worker(self) -> None:
         self.url = self._await_url()
         env = self.worker_environment()
         done = command(["setup", "--new"], env)
         assert done.returncode == 0, done.stderr
-        self.worker = WorkerProcess(env, directory / "worker.log").wait_ready()
+        self._workers.append(WorkerProcess(env, self._directory / "worker.log"))
+        self.worker.wait_ready()
+
+    @property
+    def worker(self) -> WorkerProcess:
+        return self._workers[0]
 
     def worker_environment(self, **settings: object) -> dict[str, str]:
         return environment(
@@ -110,7 +122,8 @@ class Production:
         return (self._directory / "server.log").read_text()
 
     def stop(self) -> None:
-        self.worker.kill()
+        for worker in self._workers:
+            worker.kill()
         self._server.kill()
         self._server.wait(5)
 
