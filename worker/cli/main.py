@@ -18,10 +18,12 @@ from worker.cli import (
     doctor,
     identity,
     keys,
+    ledger,
     run_worker,
     schema,
     setup,
     status,
+    top,
     witness,
 )
 from worker.errors import TidegateError
@@ -37,9 +39,11 @@ app = typer.Typer(
 run_worker.register(app)
 setup.register(app)
 status.register(app)
+top.register(app)
 app.add_typer(cp.app, name="cp")
 app.add_typer(adm.app, name="adm")
 app.add_typer(cap.app, name="cap")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(identity.app, name="identity")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")

@@ -1,0 +1,368 @@
+"""``tidegate ledger``: look at the fold, prove it, and keep it in order."""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from schemas.strict_json import JsonObject
+from worker.cli import common
+from worker.cli.common import AsOption, ConfigOption, JsonFlag, NatsOption, SpaceOption
+
+if TYPE_CHECKING:
+    from worker.bus.jetstream import JetStream
+    from worker.ledger.replay import Replayed
+
+LONG_MS: Final = 120_000
+"""Snapshots of a large ledger take their time."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The ledger: one ordered log, folded into SQLite.\n\n" + common.EXIT_CODES,
+)
+
+FileArgument = Annotated[Path, typer.Argument(help="The file.", metavar="FILE")]
+FromSnapshotFlag = Annotated[
+    bool,
+    typer.Option("--from-snapshot", help="Begin at the newest snapshot, not at the first command."),
+]
+
+
+@app.command("digest")
+def show_digest(
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Digest this file of a stopped worker.", metavar="FILE"),
+    ] = None,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Digest the logical state, per table and in all: equal in every replica at one sequence."""
+    session = common.operators(config, nats, space, as_, as_json, None)
+    if file is None:
+        found = _asked(session, "digest", {})
+    else:
+        found = common.run_async(_digest_of_file(session, file))
+    common.emit({"v": 1, **found}, as_json, _digest_lines(found))
+
+
+@app.command()
+def replay(
+    into: Annotated[
+        Path, typer.Option("--into", help="The file to make; it must not exist.", metavar="FILE")
+    ],
+    from_snapshot: FromSnapshotFlag = False,
+    space: SpaceOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fold the log again into a new file, beside whatever runs.
+
+    It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
+    """
+    session = common.operators(config, nats, space, None, as_json, None)
+    replayed = common.run_async(_replay(session, into, from_snapshot=from_snapshot))
+    common.emit(_replay_object(replayed), as_json, _replay_lines(replayed))
+
+
+@app.command()
+def verify(
+    from_snapshot: FromSnapshotFlag = False,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fold the log again in a temporary file and compare it with the worker, at one sequence.
+
+    Exit code 0 if every table is equal, 1 if one is not. It needs the worker's rights.
+    """
+    session = common.operators(config, nats, space, as_, as_json, None)
+    said, replayed = common.run_async(_verify(session, from_snapshot=from_snapshot))
+    own = replayed.digest
+    differing = sorted(name for name in own.tables if said["tables"].get(name) != own.tables[name])
+    equal = not differing and said["digest"] == own.whole and said["epoch"] == own.epoch
+    verdict = {"equal": equal, "differing_tables": differing, "worker": said}
+    words = "the worker's state is what its log says" if equal else "the states differ"
+    common.emit(
+        {**_replay_object(replayed), **verdict},
+        as_json,
+        [*_replay_lines(replayed), words, *(f"differs: {name}" for name in differing)],
+    )
+    raise typer.Exit(common.OK if equal else common.FAILED)
+
+
+@app.command()
+def snapshot(
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Store a snapshot now and read it back."""
+    _operate("snapshot", {}, common.operators(config, nats, space, as_, as_json, None))
+
+
+@app.command("snapshots")
+def list_snapshots(
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the snapshots, the newest first."""
+    session = common.operators(config, nats, space, as_, as_json, None)
+    found = _asked(session, "snapshots", {})
+    head = ("NAME", "EPOCH", "WATERMARK", "BYTES", "DIGEST")
+    rows = [
+        (one["name"], str(one["epoch"]), str(one["watermark"]), str(one["bytes"]), one["digest"])
+        for one in found["snapshots"]
+    ]
+    common.emit({"v": 1, **found}, as_json, common.columns([head, *rows]))
+
+
+@app.command()
+def trim(
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove what lies in the log below a verified snapshot, and nothing else."""
+    _operate("trim", {}, common.operators(config, nats, space, as_, as_json, None))
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", help="How long ago it settled, such as 30d.", metavar="AGE"),
+    ],
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove settled rows and old command ids, in every replica: it is a command in the log."""
+    session = common.operators(config, nats, space, as_, as_json, None)
+    before_at_ms = time.time_ns() // 1_000_000 - common.duration("--older-than", older_than)
+    _operate("prune", {"before_at_ms": max(0, before_at_ms)}, session)
+
+
+@app.command()
+def ruleset(
+    version: Annotated[int, typer.Argument(help="The ruleset to activate.", min=1)],
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Activate a ruleset; a worker that does not know it stops folding and authorises nothing."""
+    session = common.operators(config, nats, space, as_, as_json, None)
+    _operate("ruleset", {"version": version}, session)
+
+
+@app.command()
+def rebase(
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """After the log went back in time: go on in a new epoch from the replica that came furthest."""
+    _operate("rebase", {}, common.operators(config, nats, space, as_, as_json, None))
+
+
+@app.command()
+def backup(
+    file: FileArgument,
+    space: SpaceOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take a snapshot of the running ledger and write it to a file, proven.
+
+    It needs the worker's rights at the broker.
+    """
+    session = common.operators(config, nats, space, None, as_json, None)
+    if file.exists():
+        common.usage("FILE", f"{file} exists; name a file that does not")
+    taken = _asked(session, "snapshot", {})
+    common.run_async(_fetch(session, taken["name"], file.absolute()))
+    common.emit({"v": 1, "file": str(file), **taken}, as_json, f"{file} at {taken['watermark']}")
+
+
+@app.command()
+def restore(
+    file: FileArgument,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put it in the place of a ledger that is there.")
+    ] = False,
+    space: SpaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a backup where a stopped worker finds its ledger; it then folds on from there."""
+    session = common.operators(config, None, space, None, as_json, None)
+    found = common.run_async(_restore(session, file, replace=replace))
+    common.emit({"v": 1, **found}, as_json, _digest_lines(found))
+
+
+def _operate(name: str, body: Mapping[str, Any], session: common.Session) -> None:
+    found = _asked(session, name, body)
+    rows = [(key, str(value)) for key, value in found.items()]
+    common.emit({"v": 1, **found}, session.as_json, common.columns(rows))
+
+
+def _asked(session: common.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
+    async def work() -> JsonObject:
+        async with session.client() as client:
+            answer = await client.query("sys", name, body, timeout_ms=LONG_MS)
+            return {"outcome": answer.outcome, **answer.data}
+
+    return common.run_async(work())
+
+
+@asynccontextmanager
+async def _workers_account(session: common.Session) -> "AsyncIterator[JetStream]":
+    from worker import broker
+    from worker.bus.connection import Connection
+    from worker.bus.jetstream import JetStream
+
+    options = broker.worker_options(session.loaded.settings)
+    conn = await Connection.open(options, name="tidegate-ledger")
+    try:
+        yield JetStream(conn)
+    finally:
+        await conn.close()
+
+
+async def _replay(
+    session: common.Session, into: Path, *, from_snapshot: bool, until: int | None = None
+) -> "Replayed":
+    from schemas.names import Names
+    from worker.ledger import replay
+    from worker.planes import PLANES
+
+    names = Names(session.loaded.settings.root, session.space)
+    async with _workers_account(session) as js:
+        return await replay.replay(
+            js,
+            names,
+            PLANES,
+            into,
+            until=until,
+            from_snapshot=from_snapshot,
+            progress=lambda done, total: common.say(f"{done} of {total} commands"),
+        )
+
+
+async def _verify(session: common.Session, *, from_snapshot: bool) -> "tuple[JsonObject, Replayed]":
+    async with session.client() as client:
+        said = (await client.query("sys", "digest", {}, timeout_ms=LONG_MS)).data
+    with tempfile.TemporaryDirectory(prefix="tidegate-verify-") as folder:
+        into = Path(folder) / "ledger.db"
+        return said, await _replay(
+            session, into, from_snapshot=from_snapshot, until=said["watermark"]
+        )
+
+
+async def _fetch(session: common.Session, name: str, file: Path) -> None:
+    from schemas.names import Names
+    from worker.ledger.snapshots import SnapshotDamaged, Snapshots
+    from worker.planes import PLANES
+
+    names = Names(session.loaded.settings.root, session.space)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".tidegate-") as folder:
+        async with _workers_account(session) as js:
+            snapshots = Snapshots(
+                js, names, PLANES, Path(folder), wall_ms=lambda: time.time_ns() // 1_000_000
+            )
+            for one in await snapshots.list():
+                if one.name == name:
+                    await snapshots.fetch(one, file)
+                    return
+    raise SnapshotDamaged("the snapshot that was just stored is gone; try again")
+
+
+async def _digest_of_file(session: common.Session, file: Path) -> JsonObject:
+    from schemas.names import Names
+    from worker.ledger import replay
+    from worker.planes import PLANES
+
+    names = Names(session.loaded.settings.root, session.space)
+    return (await replay.digest_of_file(file, names, PLANES)).to_object()
+
+
+async def _restore(session: common.Session, file: Path, *, replace: bool) -> JsonObject:
+    import shutil
+
+    from worker import files
+    from worker.errors import StartRefused
+    from worker.ledger import store
+    from worker.spaces import LEDGER_FILE, space_dir
+
+    directory = space_dir(session.loaded.settings.data_dir, session.space)
+    files.private_dir(directory)
+    path = directory / LEDGER_FILE
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".restore-") as folder:
+        copy = Path(folder) / LEDGER_FILE
+        shutil.copyfile(file, copy)
+        # Proven before it takes anybody's place.
+        found = await _digest_of_file(session, copy)
+        if path.exists():
+            if not replace:
+                raise StartRefused(f"{path} exists; stop its worker and use --replace")
+            with contextlib.suppress(FileNotFoundError):
+                # A running worker holds its file, and this says so.
+                await _digest_of_file(session, path)
+        store.put_in_place(copy, path)
+    return {"file": str(path), **found}
+
+
+def _digest_lines(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        ("epoch", str(found["epoch"])),
+        ("watermark", str(found["watermark"])),
+        ("ruleset", str(found["ruleset"])),
+        *sorted(found["tables"].items()),
+        ("digest", found["digest"]),
+    ]
+    return common.columns(rows)
+
+
+def _replay_object(replayed: "Replayed") -> JsonObject:
+    return {
+        "v": 1,
+        "folded": replayed.folded,
+        "took_ms": replayed.took_ms,
+        "per_s": round(replayed.folded * 1000 / max(1, replayed.took_ms)),
+        "snapshot": replayed.snapshot or None,
+        "replayed": replayed.digest.to_object(),
+    }
+
+
+def _replay_lines(replayed: "Replayed") -> list[str]:
+    per_s = round(replayed.folded * 1000 / max(1, replayed.took_ms))
+    begun = f", from snapshot {replayed.snapshot}" if replayed.snapshot else ""
+    return [
+        f"{replayed.folded} commands folded in {replayed.took_ms} ms ({per_s:,} /s){begun}",
+        *_digest_lines(replayed.digest.to_object()),
+    ]
