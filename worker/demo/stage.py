@@ -25,6 +25,10 @@ from worker.settings import PREFIX, Settings
 from worker.spaces import create_space
 
 SPACE: Final = "demo"
+HOST: Final = "demo-host"
+"""The host id that worker and connectors of the demo share, wherever it is played."""
+
+REAPER_MS: Final = 500
 READY_S: Final = 10.0
 POLL_S: Final = 0.03
 
@@ -71,7 +75,7 @@ class Stage:
     @asynccontextmanager
     async def client(self, principal: str) -> AsyncIterator[Client]:
         """A client of one principal, in the same life throughout the demo."""
-        client = Client(self._url, self.speaker(principal), SPACE, timeout_ms=8_000)
+        client = Client(self.url, self.speaker(principal), SPACE, timeout_ms=8_000)
         async with client:
             yield client
 
@@ -145,13 +149,14 @@ class Stage:
             await worker.wait()
 
     @property
-    def _url(self) -> str:
+    def url(self) -> str:
+        """Where the broker listens."""
         if self._server is None:
             raise StageError("the broker was not started")
         return self._server.client_url
 
     def _worker_options(self) -> ConnectOptions:
-        return ConnectOptions((self._url,), user=conf.WORKER_USER, password=self._password)
+        return ConnectOptions((self.url,), user=conf.WORKER_USER, password=self._password)
 
     def _settings(self) -> Settings:
         return Settings(data_dir=self._folder / "data", spaces=(SPACE,))
@@ -160,10 +165,12 @@ class Stage:
         outer = {k: v for k, v in os.environ.items() if not k.upper().startswith(PREFIX)}
         return {
             **outer,
-            f"{PREFIX}NATS_URL": self._url,
+            f"{PREFIX}NATS_URL": self.url,
             f"{PREFIX}NATS_USER": conf.WORKER_USER,
             f"{PREFIX}NATS_PASSWORD": self._password,
             f"{PREFIX}SPACES": SPACE,
             f"{PREFIX}DATA_DIR": str(self._folder / "data"),
             f"{PREFIX}LOG_FORMAT": "json",
+            f"{PREFIX}HOST": HOST,
+            f"{PREFIX}REAPER_INTERVAL_MS": str(REAPER_MS),
         }
