@@ -46,7 +46,7 @@ def show_digest(
     as_json: JsonFlag = False,
 ) -> None:
     """Digest the logical state, per table and in all: equal in every replica at one sequence."""
-    session = common.operators(config, nats, space, as_, as_json, None)
+    session = _session(config, nats, space, as_, as_json)
     if file is None:
         found = _asked(session, "digest", {})
     else:
@@ -69,7 +69,7 @@ def replay(
 
     It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
     """
-    session = common.operators(config, nats, space, None, as_json, None)
+    session = _session(config, nats, space, None, as_json)
     replayed = common.run_async(_replay(session, into, from_snapshot=from_snapshot))
     common.emit(_replay_object(replayed), as_json, _replay_lines(replayed))
 
@@ -87,7 +87,7 @@ def verify(
 
     Exit code 0 if every table is equal, 1 if one is not. It needs the worker's rights.
     """
-    session = common.operators(config, nats, space, as_, as_json, None)
+    session = _session(config, nats, space, as_, as_json)
     said, replayed = common.run_async(_verify(session, from_snapshot=from_snapshot))
     own = replayed.digest
     differing = sorted(name for name in own.tables if said["tables"].get(name) != own.tables[name])
@@ -111,7 +111,7 @@ def snapshot(
     as_json: JsonFlag = False,
 ) -> None:
     """Store a snapshot now and read it back."""
-    _operate("snapshot", {}, common.operators(config, nats, space, as_, as_json, None))
+    _operate("snapshot", {}, _session(config, nats, space, as_, as_json))
 
 
 @app.command("snapshots")
@@ -123,7 +123,7 @@ def list_snapshots(
     as_json: JsonFlag = False,
 ) -> None:
     """List the snapshots, the newest first."""
-    session = common.operators(config, nats, space, as_, as_json, None)
+    session = _session(config, nats, space, as_, as_json)
     found = _asked(session, "snapshots", {})
     head = ("NAME", "EPOCH", "WATERMARK", "BYTES", "DIGEST")
     rows = [
@@ -142,7 +142,7 @@ def trim(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove what lies in the log below a verified snapshot, and nothing else."""
-    _operate("trim", {}, common.operators(config, nats, space, as_, as_json, None))
+    _operate("trim", {}, _session(config, nats, space, as_, as_json))
 
 
 @app.command()
@@ -158,7 +158,7 @@ def prune(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove settled rows and old command ids, in every replica: it is a command in the log."""
-    session = common.operators(config, nats, space, as_, as_json, None)
+    session = _session(config, nats, space, as_, as_json)
     before_at_ms = time.time_ns() // 1_000_000 - common.duration("--older-than", older_than)
     _operate("prune", {"before_at_ms": max(0, before_at_ms)}, session)
 
@@ -173,7 +173,7 @@ def ruleset(
     as_json: JsonFlag = False,
 ) -> None:
     """Activate a ruleset; a worker that does not know it stops folding and authorises nothing."""
-    session = common.operators(config, nats, space, as_, as_json, None)
+    session = _session(config, nats, space, as_, as_json)
     _operate("ruleset", {"version": version}, session)
 
 
@@ -186,7 +186,7 @@ def rebase(
     as_json: JsonFlag = False,
 ) -> None:
     """After the log went back in time: go on in a new epoch from the replica that came furthest."""
-    _operate("rebase", {}, common.operators(config, nats, space, as_, as_json, None))
+    _operate("rebase", {}, _session(config, nats, space, as_, as_json))
 
 
 @app.command()
@@ -201,7 +201,7 @@ def backup(
 
     It needs the worker's rights at the broker.
     """
-    session = common.operators(config, nats, space, None, as_json, None)
+    session = _session(config, nats, space, None, as_json)
     if file.exists():
         common.usage("FILE", f"{file} exists; name a file that does not")
     taken = _asked(session, "snapshot", {})
@@ -220,9 +220,25 @@ def restore(
     as_json: JsonFlag = False,
 ) -> None:
     """Put a backup where a stopped worker finds its ledger; it then folds on from there."""
-    session = common.operators(config, None, space, None, as_json, None)
+    session = _session(config, None, space, None, as_json)
     found = common.run_async(_restore(session, file, replace=replace))
     common.emit({"v": 1, **found}, as_json, _digest_lines(found))
+
+
+def _session(
+    config: Path | None, nats: str | None, space: str | None, as_: str | None, as_json: bool
+) -> common.Session:
+    """A session of an operator, whatever broker user the machine is set up with.
+
+    These commands run where the worker does, and so with its credentials.
+    """
+    from schemas.roles import OPERATOR_PREFIX
+    from worker import identity
+
+    speaker = as_ or f"{OPERATOR_PREFIX}.{identity.new_uid()}"
+    return common.session(
+        config=config, nats=nats, space=space, as_=speaker, as_json=as_json, timeout=None
+    )
 
 
 def _operate(name: str, body: Mapping[str, Any], session: common.Session) -> None:
