@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from schemas import caps, commands, records, results, views
+from schemas import admission, caps, commands, records, results, views
 
 Kind = Literal["command", "query", "result", "record", "fact", "view"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -108,6 +108,43 @@ _TIMER = "<root>.<space>.ept.<endpoint>.<instance>.<epoch>.<token>"
 _FACT = "<root>.<space>.fact.cp.<kind>.<endpoint>.<token>.<generation>"
 
 
+def _turns() -> list[Entry]:
+    prefix, fact = "<root>.<space>", "<root>.<space>.fact.adm"
+    lost = f"{prefix}.res.<principal>.<uid>.adm.lease_lost.<epoch>-<seq>-<n>"
+    shown: dict[str, tuple[str, type[BaseModel]]] = {
+        "outcome": ("data of a result", admission.TurnOutcome),
+        "turn": ("data of query.adm.request, of a repeated enqueue", admission.TurnView),
+        "policy": ("data of query.adm.policy, of policy and drain", admission.PolicyView),
+        "place": ("data of query.adm.queue with a request id", admission.PlaceView),
+        "queue": ("data of query.adm.queue without one", admission.QueueView),
+        "leases": ("data of query.adm.leases", admission.LeasesPage),
+        "recoverable": ("data of query.adm.recoverable", admission.RecoverablePage),
+        "events": ("data of query.adm.events", admission.EventsPage),
+        "payload": ("data of query.adm.payload", admission.SealedPayload),
+    }
+    return [
+        *(Entry(f"view.adm.{name}", "view", *entry) for name, entry in shown.items()),
+        Entry(
+            "view.adm.grant",
+            "view",
+            f"{prefix}.grant.<principal>.<uid>.<request id>.<generation>, data of admit",
+            admission.Grant,
+        ),
+        Entry(
+            "fact.adm.lease_lost",
+            "fact",
+            f"{fact}.lease_lost.<request id>.<generation>.<epoch>-<seq>-<n>, {lost}",
+            admission.LeaseLost,
+        ),
+        Entry(
+            "fact.adm.journal",
+            "fact",
+            f"{fact}.journal.<kind>.<epoch>-<seq>-<n>",
+            admission.JournalFact,
+        ),
+    ]
+
+
 def _caps() -> list[Entry]:
     where = "<root>.<space>.fact.cap.<kind>.<user>.<epoch>-<seq>-<n>"
     shown: dict[str, type[BaseModel]] = {
@@ -161,6 +198,7 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
             Entry(
                 "fact.cp.repaired", "fact", _FACT.replace("<kind>", "repaired"), views.RepairedFact
             ),
+            *_turns(),
             *_caps(),
         )
     }
