@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from schemas.admission import (
+    Grant,
+    LeaseLost,
     LeasesPage,
     PayloadPlace,
     PlaceView,
@@ -30,6 +32,7 @@ from tests.support.adm import (
     Admission,
     process,
 )
+from worker.ledger.tx import Kind
 
 
 @pytest.fixture
@@ -61,6 +64,17 @@ def test_views_and_results_are_what_the_contract_says(adm: Admission, state: str
     QueueView.from_object(adm.answer("queue"))
     RecoverablePage.from_object(adm.answer("recoverable"))
     TurnOutcome.from_object(adm.send("cancel", "r1")["data"])
+
+
+def test_grants_and_losses_are_what_the_contract_says(adm: Admission) -> None:
+    adm.enqueue("r1")
+    adm.tick(T0 + 60_000)
+    grants = [Grant.from_bytes(row.body) for row in adm.said(Kind.GRANT)]
+    assert [(grant.request_id, grant.generation) for grant in grants] == [("r1", 1), ("r1", 2)]
+    assert grants[1].start_deadline_at_ms == T0 + 120_000
+    (fact,), (message,) = adm.said(Kind.FACT), adm.said(Kind.MESSAGE)
+    assert LeaseLost.from_bytes(fact.body) == LeaseLost.from_bytes(message.body)
+    assert message.subject.startswith(f"tidegate.test.res.conn.{UID}.adm.lease_lost.1-")
 
 
 def test_a_turn_that_does_not_exist_is_not_found(adm: Admission) -> None:
