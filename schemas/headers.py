@@ -15,6 +15,12 @@ STATUS: Final = "Status"
 DESCRIPTION: Final = "Description"
 
 MSG_ID: Final = "Nats-Msg-Id"
+STORED_IN: Final = "Nats-Stream"
+"""On a message that a stream was asked for: the stream; never on one that is heard as it is said.
+
+Whoever asks chooses where the answer goes, also onto a subject that somebody else listens to.
+"""
+
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 EXPECTED_LAST_SUBJECT_SEQ: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_LAST_SUBJECT_SEQ_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 
 from schemas import headers as h
 from schemas import strict_json, subjects
+from schemas.admission import LeaseLost
 from schemas.names import Names, kv_stream
 from schemas.roles import Role
 from schemas.subjects import Checkpoint, Speaker
@@ -489,3 +490,32 @@ async def holds(account_w: RawClient, subject: str) -> bool:
     query = strict_json.dumps({"last_by_subj": subject})
     found = await account_w.request(f"$JS.API.STREAM.MSG.GET.{stream}", query)
     return "message" in strict_json.loads(found.data)
+
+
+async def test_a_public_fact_that_was_replayed_to_an_owner_takes_no_lease(
+    anybody: tuple[RawClient, RawClient], space: Space
+) -> None:
+    """The fact of a lost lease reads like its owner's message; only what is said anew counts."""
+    attacker, account_w = anybody
+    names, prefix = space.names, space.names.prefix
+    body = (
+        b'{"v":1,"at_ms":1,"request_id":"r-1","generation":%d,"lease_id":"l-1",'
+        b'"reason":"start-timeout","state":"queued"}'
+    )
+    fact = f"{prefix}.fact.adm.lease_lost.r-1.1.1-1-1"
+    await account_w.request(fact, body % 1)
+    victim = Speaker("connector", identity.new_uid())
+    lost: asyncio.Queue[LeaseLost] = asyncio.Queue()
+    async with space.client(victim) as client:
+        await client.on_lease_lost(lost.put_nowait)
+        spy = await listen(attacker, subjects.results_of(names, victim))
+        aim = subjects.result(names, victim, "adm", "lease_lost", "1-2-1")
+        await attacker.publish(f"$JS.API.DIRECT.GET.{names.res_stream}.{fact}", b"", reply=aim)
+        async with asyncio.timeout(5):
+            replayed = await spy.get()
+        assert replayed.data == body % 1
+        await account_w.request(aim, body % 2)
+        async with asyncio.timeout(5):
+            heard = await lost.get()
+        assert heard.generation == 2
+        assert lost.empty()

@@ -363,6 +363,8 @@ class Client:
             return None
 
     async def _on_result(self, msg: Msg) -> None:
+        if h.STORED_IN in msg.headers:
+            return  # read back by somebody who chose our subject for the answer
         kind = msg.subject.rsplit(".", 2)[-2]
         try:
             if kind == LEASE_LOST:
