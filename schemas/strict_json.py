@@ -10,6 +10,7 @@ that was refused is then read a second time to find the field, and that costs no
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn
 
 from schemas.codes import BadInput
@@ -207,7 +208,24 @@ def _shown(path: str) -> str:
 
 def dumps(value: Any) -> bytes:
     """Write compact JSON, keys in the order given, as UTF-8 without escapes."""
-    return _ENCODER.encode(value).encode()
+    return "".join(_encode(value, 0)).encode()
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def _refuse_to_encode(value: Any) -> NoReturn:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _encoder() -> Callable[[Any, int], Iterable[str]]:
+    """CPython's own encoder, made once: ``JSONEncoder.encode`` makes one anew for every call."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        plain = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return lambda value, _: plain.iterencode(value)
+    text: Any = getattr(json.encoder, "encode_basestring")  # noqa: B009 - not in its stubs
+    encode: Callable[[Any, int], Iterable[str]] = make(
+        None, _refuse_to_encode, text, None, ":", ",", False, False, False
+    )
+    return encode
+
+
+_encode = _encoder()

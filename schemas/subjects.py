@@ -6,6 +6,7 @@ outside its grammar; parsers return ``None`` for anything that a builder could n
 """
 
 import base64
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -152,11 +153,17 @@ def parse_command(names: Names, subject: str) -> Command:
     if parts is None or len(parts) < 4 or not all(parts):
         raise BadInput("subject", "bad-subject", "the subject is not a command's")
     principal, uid, plane, verb, *key = parts
+    return Command(_life(principal, uid), plane, verb, tuple(key))
+
+
+@functools.lru_cache(maxsize=8_192)
+def _life(principal: str, uid: str) -> Speaker:
+    """The same few speak again and again; a life is checked once."""
     if not tokens.is_principal(principal):
         raise BadInput("subject", "bad-principal", "the principal does not match its grammar")
     if not tokens.is_uid(uid):
         raise BadInput("subject", "bad-uid", "the uid does not match [a-z0-9]{26,32}")
-    return Command(Speaker(principal, uid), plane, verb, tuple(key))
+    return Speaker(principal, uid)
 
 
 def checkpoint_key(key: tuple[str, ...]) -> Checkpoint:

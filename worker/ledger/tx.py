@@ -188,4 +188,7 @@ class Tx:
         return f"{self.epoch}-{self.seq}-{self._said}"
 
     def _body(self, body: JsonObject) -> bytes:
+        if self.outbox.muted:
+            # Nobody will read it; the subject is still built, for its checks may refuse.
+            return b""
         return strict_json.dumps({"v": 1, "at_ms": self.now_ms, **body})
