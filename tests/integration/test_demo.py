@@ -30,6 +30,10 @@ def test_the_demo_ends_as_it_must(tmp_path: Path) -> None:
         "extended": "resumed",
         "power-cut": "expired",
         "ran-elsewhere": "ran-elsewhere",
+        "cap-allowed": "allowed",
+        "cap-exceeded": "over-cap",
+        "cap-stopped": "stopped",
+        "cap-renewed": "allowed",
     }
     assert all(one["settled_ms"] >= 0 for one in report["scenarios"])
     assert by_name["expired"]["lateness_ms"] >= 0

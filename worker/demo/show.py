@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from schemas.strict_json import JsonObject
-from worker.demo import admission, checkpoints
+from worker.demo import admission, caps, checkpoints
 from worker.demo.stage import Stage
 from worker.demo.story import Played, Scenario
 from worker.errors import TidegateError
 from worker.version import version
 
-STORY: Final[tuple[Scenario, ...]] = (*checkpoints.STORY, *admission.STORY)
+STORY: Final[tuple[Scenario, ...]] = (
+    *checkpoints.STORY,
+    *admission.STORY,
+    *caps.STORY,
+)
 SCENE_LIMIT_S: Final = 20.0
 
 
