@@ -57,6 +57,7 @@ async def stopped(stage: Stage) -> Ending:
         asking = _ask(agent, BURST // 2, active)
         began = time.monotonic()
         stopping = asyncio.create_task(anna.cap.stop(ANNA))
+        await asyncio.sleep(0.001)
         asking += _ask(agent, BURST - BURST // 2, active)
         await stopping
         took = _since(began)
