@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,12 @@ from nats.errors import NoRespondersError
 from schemas import strict_json, subjects
 from schemas.codes import Code
 from schemas.commands import KEYS, LEDGER_PLANES
+from schemas.commands.sys import witness_of
 from schemas.names import kv_stream
 from schemas.roles import QUERY_ROLES, VERB_ROLES, Role
 from schemas.subjects import Checkpoint, Speaker
 from tests.support.process import command, environment
+from tests.support.processes import family
 from tests.support.production import (
     CONF,
     ENDPOINT,
@@ -33,8 +36,14 @@ from tests.support.production import (
 )
 from tests.support.running import RunningWorker
 from tests.support.space import Space
+from tests.support.turns import Turn, refused
 from worker import identity
 from worker.client.errors import Refused
+from worker.evidence.identity import identify
+from worker.evidence.procfs import LinuxProc
+from worker.evidence.verdicts import Observer
+from worker.evidence.witness import Witness
+from worker.settings import Settings
 
 CLIENTS = [role for role in Role if role is not Role.WORKER]
 VICTIM = Speaker("victim", "v1" * 13)
@@ -62,16 +71,30 @@ def fresh(prefix: str = "t") -> str:
 def test_the_file_is_the_one_that_setup_prints() -> None:
     printed = command(["setup", "--print-conf"], environment())
     assert printed.stdout == CONF.read_text()
-    more = command(
-        ["setup", "--print-conf", "--space", "one,two", "--endpoint", "a.b", "--person", "p-1"],
-        environment(),
-    )
+    named = ["--endpoint", "a.b", "--person", "p-1", "--host", "rack 7", "--host", "h2"]
+    more = command(["setup", "--print-conf", "--space", "one,two", *named], environment())
     assert "tidegate.two.cmd.minter.*.cp.mint.a_b.*" in more.stdout
     assert "tidegate.one.cmd.delegate.*.cap.stop.p-1" in more.stdout
     assert "alice" not in more.stdout
+    for host in ("rack 7", "h2"):
+        principal = witness_of(host)
+        assert f"tidegate.two.cmd.{principal}.*.sys.evidence" in more.stdout
+        assert f'user: "{principal.removeprefix("_")}"' in more.stdout
+    assert "host-1" not in more.stdout
+    here = command(["setup", "--print-conf"], environment(host="rack-9"))
+    assert "tidegate.main.cmd._witness-rack-9.*.sys.evidence" in here.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--endpoint", "A_b"], ["--person", "p.1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--endpoint", "A_b"],
+        ["--person", "p.1"],
+        ["--host", " "],
+        ["--host", "a\nb"],
+        ["--host", "a_b", "--host", "a-b"],
+    ],
+)
 def test_setup_prints_no_rights_for_what_cannot_be_named(arguments: list[str]) -> None:
     assert command(["setup", "--print-conf", *arguments], environment()).returncode == 2
     assert command(["setup", *arguments], environment()).returncode == 2
@@ -282,6 +305,64 @@ async def test_a_connector_queues_a_turn_and_gets_its_seat(production: Productio
         assert (await connector.query("adm", "queue", {})).outcome
     assert rights.violations == []
     await listener.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process evidence needs Linux")
+async def test_a_witness_vouches_for_its_host_and_for_nothing_else(
+    production: Production, tmp_path: Path
+) -> None:
+    grant, proc = GRANTS[Role.WITNESS], LinuxProc()
+    settings = Settings(
+        nats_url=production.url,
+        nats_user=grant.name,
+        nats_password=PASSWORDS[grant.variable],
+        data_dir=tmp_path,
+        reaper_interval_ms=200,
+    )
+    witness = Witness(settings, Observer.at(grant.host, proc), uid=identity.new_uid())
+    async with production.client(Role.CONNECTOR, identity.new_uid()) as connector:
+        with family() as them, family() as others:
+            gone, alive, elsewhere = (
+                Turn(connector, fresh("r"), identify(of.connector.pid, host=host, reader=proc))
+                for of, host in ((them, grant.host), (others, grant.host), (them, "host-2"))
+            )
+            for turn in (gone, alive, elsewhere):
+                await turn.bring_to("active", channel="http")
+            lie = {
+                "request_id": elsewhere.request_id,
+                "fence": {
+                    **await elsewhere.fence(),
+                    "request_id": elsewhere.request_id,
+                    "owner": (await elsewhere.view())["lease"]["owner"],
+                },
+                "host": "host-2",
+                "connector": elsewhere.connector.to_object(),
+                "connector_state": "gone",
+                "observed_at_ms": 0,
+            }
+            them.kill_connector()
+            looking = asyncio.create_task(witness.run())
+            try:
+                await gone.become("recovery_required")
+            finally:
+                witness.stop()
+                await looking
+            async with production.client(Role.WITNESS, identity.new_uid()) as liar:
+                assert await refused(liar.call("sys", "evidence", (), lie)) == "other-host"
+            for turn in (alive, elsewhere):
+                assert await turn.state() == "active"
+                await turn.step("complete", outcome="completed")
+    raw, rights = await production.raw(Role.WITNESS)
+    never = [
+        subjects.command(NAMES, Speaker(principal, VICTIM.uid), "sys", "evidence")
+        for principal in ("_witness", "_witness-host-2", "_witness-host-11", "_worker", "_op")
+    ]
+    for subject in never:
+        await raw.publish(subject, b"{}")
+    await raw.flush()
+    await raw.flush()
+    assert rights.violations == [f"publish {subject}" for subject in never]
+    await raw.close()
 
 
 async def test_a_delegate_keeps_the_cap_of_its_person(production: Production) -> None:

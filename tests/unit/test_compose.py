@@ -29,11 +29,12 @@ def compose() -> dict[str, Any]:
     return loaded
 
 
-def test_it_has_a_broker_a_worker_and_a_set_up(compose: dict[str, Any]) -> None:
+def test_it_has_a_broker_a_worker_a_witness_and_a_set_up(compose: dict[str, Any]) -> None:
     assert compose.keys() <= {"name", "services", "volumes", "x-worker"}
     services = compose["services"]
-    assert services.keys() == {"nats", "worker", "setup"}
+    assert services.keys() == {"nats", "worker", "witness", "setup"}
     assert services["worker"]["command"] == ["run"]
+    assert services["witness"]["command"] == ["witness"]
     assert services["setup"]["command"] == ["setup", "--new"]
     assert services["setup"]["profiles"] == ["setup"]
     for service in services.values():
@@ -70,6 +71,25 @@ def test_the_worker_has_only_settings_that_exist(compose: dict[str, Any], name: 
     assert environment["TIDEGATE_NATS_PASSWORD"] == "${NATS_WORKER_PASSWORD:?see nats.conf}"
     assert environment["TIDEGATE_NATS_URL"] == "nats://nats:4222"
     assert service["depends_on"] == {"nats": {"condition": "service_healthy"}}
+
+
+def test_the_witness_sees_the_hosts_processes_and_has_its_hosts_user(
+    compose: dict[str, Any],
+) -> None:
+    witness = compose["services"]["witness"]
+    grant = users.witness(users.HOST)
+    environment = witness["environment"]
+    for variable in environment:
+        assert variable.removeprefix(PREFIX).lower() in Settings.model_fields, variable
+    assert environment["TIDEGATE_HOST"] == grant.host
+    assert environment["TIDEGATE_NATS_USER"] == grant.name
+    assert environment["TIDEGATE_NATS_PASSWORD"] == f"${{{grant.variable}:?see nats.conf}}"
+    assert witness["pid"] == "host"
+    # Without this right another user's process cannot be told from one of another namespace.
+    assert (witness["cap_drop"], witness["cap_add"]) == (["ALL"], ["SYS_PTRACE"])
+    assert witness["depends_on"] == {"nats": {"condition": "service_healthy"}}
+    # The worker is in a namespace of its own and vouches for no host that has a witness.
+    assert "TIDEGATE_HOST" not in compose["services"]["worker"]["environment"]
 
 
 def test_the_worker_keeps_its_data_and_has_time_to_end(compose: dict[str, Any]) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas.commands import KEYS
+from schemas.commands.sys import witness_of
 from schemas.names import Names, object_stream
 from schemas.roles import (
     FACT_PLANES,
     OPERATOR_PREFIX,
     QUERY_ROLES,
     VERB_ROLES,
-    WITNESS_PREFIX,
     Role,
 )
 from schemas.tokens import endpoint_to_wire
@@ -28,11 +28,11 @@ ANY: Final = "*"
 USER_INFO: Final = "$SYS.REQ.USER.INFO"
 """Where a user learns its own account and rights; everybody may, and learns nothing else."""
 
-PRINCIPALS: Final[dict[Role, str]] = {
-    Role.OPERATOR: OPERATOR_PREFIX,
-    Role.WITNESS: WITNESS_PREFIX,
-}
-"""Principals of the roles whose name is reserved; the others' are the user's own name."""
+HOST: Final = "host-1"
+"""The host whose witness ``nats.conf`` has a user for, where no other is named."""
+
+PRINCIPALS: Final[dict[Role, str]] = {Role.OPERATOR: OPERATOR_PREFIX}
+"""Principals that all users of a role share; a witness's is its host's, the others' their name."""
 
 _SAYS: Final[dict[Role, str]] = {
     Role.WORKER: "Serves the space: the only user of account W, and the only one that arms.\n"
@@ -42,7 +42,7 @@ _SAYS: Final[dict[Role, str]] = {
     Role.CONNECTOR: "Queues turns and runs them.",
     Role.DELEGATE: "Keeps and asks for the caps of its persons.",
     Role.OPERATOR: "Steps in: expires and repairs, resolves debts, sets policies, stops anybody.",
-    Role.WITNESS: "Sees processes end on its host.",
+    Role.WITNESS: "Sees processes end on one host, and is believed about that host only.",
     Role.OBSERVER: "Looks on and changes nothing.",
 }
 
@@ -56,16 +56,20 @@ class Grant:
         name: Its user name; also its principal, but for operators and witnesses.
         endpoints: Endpoints (dotted) it may mint on; a minter's only.
         persons: Persons whose caps it keeps; a delegate's only.
+        host: The host that it sees; a witness's only.
     """
 
     role: Role
     name: str
     endpoints: tuple[str, ...] = ()
     persons: tuple[str, ...] = ()
+    host: str = HOST
 
     @property
     def principal(self) -> str:
         """Who it speaks as."""
+        if self.role is Role.WITNESS:
+            return witness_of(self.host)
         return PRINCIPALS.get(self.role, self.name)
 
     @property
@@ -99,25 +103,43 @@ def user(grant: Grant, spaces: Sequence[Names]) -> conf.User:
     )
 
 
-def one_of_each(endpoints: Sequence[str], persons: Sequence[str]) -> tuple[Grant, ...]:
-    """A credential for every role, named after it."""
+def witness(host: str) -> Grant:
+    """The credential of a host's witness: its user is named after its principal."""
+    return Grant(Role.WITNESS, witness_of(host).removeprefix("_"), host=host)
+
+
+def one_of_each(
+    endpoints: Sequence[str], persons: Sequence[str], hosts: Sequence[str] = (HOST,)
+) -> tuple[Grant, ...]:
+    """A credential for every role, named after it; a witness's for each host."""
     of: dict[Role, tuple[tuple[str, ...], tuple[str, ...]]] = {
         Role.MINTER: (tuple(endpoints), ()),
         Role.DELEGATE: ((), tuple(persons)),
     }
-    order = (Role.WORKER, *(role for role in Role if role is not Role.WORKER))
-    return tuple(Grant(role, role.value, *of.get(role, ((), ()))) for role in order)
+    grants: list[Grant] = [Grant(Role.WORKER, Role.WORKER.value)]
+    for role in Role:
+        if role is Role.WITNESS:
+            grants += map(witness, hosts)
+        elif role is not Role.WORKER:
+            grants.append(Grant(role, role.value, *of.get(role, ((), ()))))
+    return tuple(grants)
 
 
-def production(spaces: Sequence[Names], endpoints: Sequence[str], persons: Sequence[str]) -> str:
+def production(
+    spaces: Sequence[Names],
+    endpoints: Sequence[str],
+    persons: Sequence[str],
+    hosts: Sequence[str] = (HOST,),
+) -> str:
     """The text of ``nats.conf``: two accounts and one user of every role.
 
     Args:
         spaces: The spaces it is for.
         endpoints: Endpoints that its minter may mint on.
         persons: Persons whose caps its delegate keeps.
+        hosts: Hosts that have a witness; each gets a user of its own.
     """
-    grants = one_of_each(endpoints, persons)
+    grants = one_of_each(endpoints, persons, hosts)
     text = conf.render(
         [conf.Space(names.root, names.space) for names in spaces],
         [user(grant, spaces) for grant in grants],
@@ -222,7 +244,7 @@ _HEAD: Final = """\
 # The broker of Tidegate, for nats-server 2.14.3 or newer.
 #
 # Made by `tidegate setup --print-conf` from the table of roles in schemas/roles.py: change spaces,
-# endpoints and persons there, not here. Whatever is not listed is denied.
+# endpoints, persons and hosts there, not here. Whatever is not listed is denied.
 #
 # The environment holds what differs from place to place, and the server does not start without it:
 #   NATS_STORE_DIR: where JetStream keeps its files, on a disk that outlives the server
@@ -232,6 +254,10 @@ _HEAD: Final = """\
 #
 # A client logs in with its inbox prefix, `_INBOX_<user>`; Tidegate's own client does so by itself.
 # More credentials of a role: copy its user, and put the new name in place of the old one.
+#
+# A witness is believed about one host, so each host that has one has a user of its own:
+# `tidegate setup --print-conf --host ID --host ID`, where ID is that host's TIDEGATE_HOST (or its
+# machine id, where that is not set).
 
 """
 

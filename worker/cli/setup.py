@@ -43,6 +43,14 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option("--person", help="With --print-conf: whose caps its delegate keeps."),
         ] = None,
+        hosts: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--host",
+                help="With --print-conf: a host that has a witness, by its id; by default "
+                "TIDEGATE_HOST or host-1.",
+            ),
+        ] = None,
         nats: NatsOption = None,
         config: ConfigOption = None,
         as_json: JsonFlag = False,
@@ -54,14 +62,19 @@ def register(app: typer.Typer) -> None:
         flags = {"nats_url": nats, "spaces": spaces, "replicas": replicas}
         settings = common.load_settings(flags, config).settings
         if print_conf:
-            print(_conf(settings, endpoints or ["runs"], persons or ["alice"]), end="")
+            wanted = _conf(settings, endpoints or ["runs"], persons or ["alice"], hosts)
+            print(wanted, end="")
             return
-        if endpoints or persons:
-            common.usage("--endpoint", "--endpoint and --person go with --print-conf")
+        if endpoints or persons or hosts:
+            common.usage("--endpoint", "--endpoint, --person and --host go with --print-conf")
         raise typer.Exit(common.run_async(_setup(settings, new, as_json)))
 
 
-def _conf(settings: "Settings", endpoints: list[str], persons: list[str]) -> str:
+def _conf(
+    settings: "Settings", endpoints: list[str], persons: list[str], hosts: list[str] | None
+) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
     from schemas import tokens
     from schemas.names import Names
     from worker.bus import users
@@ -70,8 +83,15 @@ def _conf(settings: "Settings", endpoints: list[str], persons: list[str]) -> str
         common.usage("--endpoint", "an endpoint is dotted labels such as runs.nightly")
     if not all(map(tokens.is_user, persons)):
         common.usage("--person", "a person's id matches [A-Za-z0-9-]{1,100}")
+    hosts = hosts or [settings.host or users.HOST]
+    try:
+        TypeAdapter(list[tokens.Label]).validate_python(hosts)
+    except ValidationError:
+        common.usage("--host", "a host's id is 1 to 256 printable characters without outer blanks")
+    if len({users.witness(host).variable for host in hosts}) < len(hosts):
+        common.usage("--host", "two hosts would share one password variable; name them apart")
     spaces = [Names(settings.root, space) for space in settings.spaces]
-    return users.production(spaces, endpoints, persons)
+    return users.production(spaces, endpoints, persons, hosts)
 
 
 async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from schemas import tokens
 from schemas.names import Names
-from schemas.roles import QUERY_ROLES, VERB_ROLES, Role
+from schemas.roles import OPERATOR_PREFIX, QUERY_ROLES, VERB_ROLES, WITNESS_PREFIX, Role
 from worker.bus import conf, users
 from worker.bus.connection import Connection
 from worker.bus.errors import BusError
@@ -111,7 +111,7 @@ def speaker_of(found: UserInfo, names: Names) -> str | None:
     """As whom a user may ask for a space's status; ``None`` if as nobody."""
     asked = f"{names.prefix}.qry.{{}}.*.sys.status"
     if found.publish.permits(asked.format("*")):
-        return "_op-doctor"
+        return OPERATOR_PREFIX
     principals = {
         parts[3]
         for pattern in found.publish.granted()
@@ -319,6 +319,8 @@ def _needed(
             own[0],
             tuple(_keys_of(found, spaces, "cp", "mint")) if role is Role.MINTER else (),
             tuple(_keys_of(found, spaces, "cap", "authorize")) if role is Role.DELEGATE else (),
+            # A principal made from a host stands for itself.
+            own[0].removeprefix(f"{WITNESS_PREFIX}-"),
         )
         one = users.user(grant, spaces)
         publish += one.publish or ()
