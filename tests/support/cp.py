@@ -545,10 +545,12 @@ class Replica:
             names.epf_stream: await js.last_message(names.epf_stream, f"{names.prefix}.epf.>"),
         }
 
+        feed = self.plane._feed
+
         async def seen() -> bool:
-            last = self.plane._feed.last
-            return self.plane._feed.caught_up.is_set() and all(
-                message is None or last.get(stream, 0) >= message.seq
+            marks = {stream: await feed._run(feed._it.mark, stream) for stream in newest}
+            return feed.caught_up.is_set() and all(
+                message is None or (marks[stream] or 0) >= message.seq
                 for stream, message in newest.items()
             )
 

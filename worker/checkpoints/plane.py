@@ -362,9 +362,8 @@ class CheckpointPlane:
             return "not-waiting"
         record = it.status.record
         if record.state != "waiting":
-            if it.fact is None:
-                # Whoever settled it was cut off before the fact stood.
-                await self._settler.finish(target, it.status, won=False, by=by)
+            # Its timer stands or has fired: whoever settled it may have been cut off.
+            await self._settler.finish(target, it.status, won=False, by=by)
             return "not-waiting"
         if it.fact is not None:
             await self._settler.restore_from_fact(target, it.status, it.fact, cause)

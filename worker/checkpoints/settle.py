@@ -149,6 +149,10 @@ class Settler:
             Contradiction: If another fact stands; nobody acts on it.
         """
         cause = status.cause or "_worker/unknown"
+        told = won and by == "sweep"
+        if told:
+            # No timer or command brings anybody back, but a missing fact does.
+            await self._tell(target, status.record, cause, trace, again=False)
         # The fact stands before the result says so; timer and observers may come with the result.
         await self._records.put_fact(target, fact_of(target, status.record), cause)
         self._remember(target, status.record.deadlineGeneration)
@@ -161,7 +165,8 @@ class Settler:
             return
         try:
             # The timer goes last: as long as it stands, its fire brings somebody back to finish.
-            await self._tell(target, status.record, cause, trace, again=not won)
+            if not told:
+                await self._tell(target, status.record, cause, trace, again=not won)
             await self._withdraw(target, by)
         except BaseException:
             self._lately.pop(target, None)
