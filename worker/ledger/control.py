@@ -25,6 +25,7 @@ class Control:
         names: The space.
         standing: Where this replica stands.
         rebase: Set when this replica is asked to begin a new epoch.
+        greeted: Set when another replica says that it has come.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Control:
         names: Names,
         standing: Callable[[], Standing],
         rebase: asyncio.Event,
+        greeted: asyncio.Event,
     ) -> None:
         self._conn = conn
         self._prefix = f"{names.prefix}.ctl.ledger"
         self._standing = standing
         self._rebase = rebase
+        self._greeted = greeted
         self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:
@@ -46,6 +49,7 @@ class Control:
         for subject, callback in (
             (f"{self._prefix}.standing", self._on_standing),
             (f"{self._prefix}.rebase.{here.replica}", self._on_rebase),
+            (f"{self._prefix}.hello", self._on_hello),
         ):
             self._subscriptions.append(await self._conn.subscribe(subject, callback))
 
@@ -57,6 +61,14 @@ class Control:
             except BusError as error:
                 _log.debug("unsubscribe_failed", error=error.message)
         self._subscriptions.clear()
+
+    async def greet(self) -> None:
+        """Tell the other replicas that this one has come.
+
+        Raises:
+            BusError: There is no connection.
+        """
+        await self._conn.publish(f"{self._prefix}.hello", self._standing().replica.encode())
 
     async def standings(self) -> list[Standing]:
         """Where every replica that answers within a second stands, this one included."""
@@ -104,6 +116,10 @@ class Control:
                 "halted": here.halted,
             },
         )
+
+    async def _on_hello(self, msg: Msg) -> None:
+        if msg.data != self._standing().replica.encode():
+            self._greeted.set()
 
     async def _on_rebase(self, msg: Msg) -> None:
         self._rebase.set()

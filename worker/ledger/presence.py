@@ -47,12 +47,14 @@ class Presence:
 
     Attributes:
         peers: Ids of the other replicas that were ever seen.
+        greeted: Set when another replica says that it has come.
 
     Args:
         js: Where.
         bucket: The leases' bucket.
         standing: Where this replica stands.
         remember: Keeps the ids of peers in the file, if they changed.
+        greet: Tells the others that this replica has come.
     """
 
     def __init__(
@@ -61,25 +63,37 @@ class Presence:
         bucket: Bucket,
         standing: Callable[[], Standing],
         remember: Callable[[frozenset[str]], Awaitable[None]],
+        greet: Callable[[], Awaitable[None]],
     ) -> None:
         self._js = js
         self._bucket = bucket
         self._standing = standing
         self._remember = remember
+        self._greet = greet
+        self.greeted = asyncio.Event()
         self.peers: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Say and look until cancelled."""
+        has_greeted = False
         while True:
+            self.greeted.clear()
             try:
                 await self.look()
                 await self.say()
+                if not has_greeted:
+                    await self._greet()
+                    has_greeted = True
             except StreamMissing:
                 # Without the bucket nobody is seen, and an operator decides after a regression.
                 _log.debug("no_leases_bucket")
             except BusError as error:
                 _log.debug("presence_not_said", error=error.message)
-            await asyncio.sleep(EVERY_S)
+            try:
+                async with asyncio.timeout(EVERY_S):
+                    await self.greeted.wait()
+            except TimeoutError:
+                continue
 
     async def say(self) -> None:
         """Say where we stand."""
@@ -101,9 +115,3 @@ class Presence:
                 seen.add(name)
         self.peers = frozenset(seen)
         await self._remember(self.peers)
-
-    async def forget(self, replica: str) -> None:
-        """Say that a replica is gone for good."""
-        entry = await self._bucket.read(f"{PREFIX}.{replica}")
-        if entry is not None and not entry.deleted:
-            await self._bucket.delete_if(f"{PREFIX}.{replica}", entry.revision)

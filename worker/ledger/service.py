@@ -108,7 +108,9 @@ class LedgerPlane:
         )
         self._runner = Runner(js, names.log_stream, self._publisher, self._watch, wall_ms=wall_ms)
         self._lease = Lease(leases, replica, self._publisher.progress, abstain=self._is_halted)
-        self._presence = Presence(js, leases, self._standing, self._remember_peers)
+        self._presence = Presence(
+            js, leases, self._standing, self._remember_peers, greet=lambda: self._control.greet()
+        )
         self._snapshots = Snapshots(
             js, names, planes, self._path.parent / "snapshots", wall_ms=wall_ms
         )
@@ -127,7 +129,9 @@ class LedgerPlane:
             every_ms=settings.snapshot_interval_ms,
             keep_log_ms=settings.log_keep_ms,
         )
-        self._control = Control(conn, names, self._standing, self._recovery.asked)
+        self._control = Control(
+            conn, names, self._standing, self._recovery.asked, self._presence.greeted
+        )
         self._questions = Questions(self._runner, self._watch, self._planes, self._key)
         self._operations = Operations(
             js,

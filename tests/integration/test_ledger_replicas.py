@@ -1,0 +1,142 @@
+"""Two workers with two data directories fold one log: one state, and everything is said once."""
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ledgers import HOLDS
+from tests.support.ledger import (
+    Log,
+    Running,
+    a_log,
+    digest_of,
+    folding,
+    prove_clean,
+    read_all,
+    results,
+    until,
+)
+from tests.support.space import Space
+from worker.ledger import store
+from worker.ledger.fold import Fold
+
+
+def publishes(*some: Running) -> list[bool]:
+    return [bool(one.ledger.status()["publishes"]) for one in some]
+
+
+async def prove_digests(log: Log, checked: list[dict[str, Any]], path: Path) -> None:
+    """Assert that every digest is that of a clean replay at its own sequence."""
+    fold = Fold(store.open_ledger(path, log.names, [HOLDS]), log.names, [HOLDS])
+    messages = await read_all(log.js, log.names.log_stream, f"{log.names.prefix}.>")
+    for digest in sorted(checked, key=lambda one: int(one["watermark"])):
+        start = fold.state.watermark
+        fold.apply_batch(messages[start : digest["watermark"]])
+        assert digest_of(fold) == digest
+    fold.connection.close()
+
+
+async def test_two_replicas_agree_at_every_checked_sequence(space: Space, tmp_path: Path) -> None:
+    async with (
+        a_log(space) as log,
+        folding(space, tmp_path / "a") as a,
+        folding(space, tmp_path / "b") as b,
+    ):
+        checked = []
+        feeding = asyncio.create_task(log.mixed(500, users=20))
+        while not feeding.done():
+            checked += [await a.digest(), await b.digest()]
+            await asyncio.sleep(0.03)
+        last = await feeding
+        await a.said(last)
+        await b.said(last)
+        await until(lambda: sorted(publishes(a, b)) == [False, True])
+        end = await a.digest()
+        assert await b.digest() == end
+        assert len({one["watermark"] for one in checked}) > 5
+        await prove_digests(log, checked, tmp_path / "checked.db")
+        await prove_clean(log, end, tmp_path / "clean.db")
+
+
+async def test_either_may_go_and_come_while_commands_flow(space: Space, tmp_path: Path) -> None:
+    async with a_log(space) as log:
+        feeding = asyncio.create_task(log.mixed(900))
+        async with folding(space, tmp_path / "a") as a:
+            for _ in range(3):
+                async with folding(space, tmp_path / "b") as b:
+                    await b.folded(max(log.sent, default=0))
+            async with folding(space, tmp_path / "b") as b:
+                await until(lambda: sorted(publishes(a, b)) == [False, True])
+        async with folding(space, tmp_path / "b") as b:
+            last = await feeding
+            await b.said(last)
+            await prove_clean(log, await b.digest(), tmp_path / "clean.db")
+
+
+async def test_a_holder_that_vanishes_is_followed_within_two_seconds(
+    space: Space, tmp_path: Path
+) -> None:
+    async with a_log(space) as log, folding(space, tmp_path / "b") as b:
+        await until(lambda: publishes(b) == [True])
+        async with folding(space, tmp_path / "a") as a:
+            await log.mixed(20)
+            await until(lambda: publishes(a, b) == [False, True])
+            # As SIGKILL would: it neither renews nor releases what it holds.
+            b.ledger._lease.held = False
+            b.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await b.task
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            (last,) = await log.publish(log.command("reserve", "user-1"))
+            await until(lambda: publishes(a) == [True], 5)
+            await a.said(last)
+            assert loop.time() - began < 3
+            await prove_clean(log, await a.digest(), tmp_path / "clean.db")
+
+
+async def test_two_that_both_publish_do_no_harm(space: Space, tmp_path: Path) -> None:
+    """Without the bucket of leases everybody publishes: slower, and just as right."""
+    async with a_log(space) as log:
+        await log.js.stream_delete(f"KV_{space.names.leases_bucket}")
+        async with folding(space, tmp_path / "a") as a, folding(space, tmp_path / "b") as b:
+            await until(lambda: publishes(a, b) == [True, True])
+            last = await log.mixed(200)
+            await a.said(last)
+            await b.said(last)
+            assert a.ledger.status()["halted"] is None
+            assert b.ledger.status()["halted"] is None
+            await prove_clean(log, await a.digest(), tmp_path / "clean.db")
+
+
+@pytest.mark.parametrize("leases", [True, False])
+async def test_a_replica_changed_by_hand_is_caught_and_stops(
+    space: Space, tmp_path: Path, leases: bool
+) -> None:
+    async with a_log(space) as log, folding(space, tmp_path / "a") as a:
+        if not leases:
+            await log.js.stream_delete(f"KV_{space.names.leases_bucket}")
+        async with folding(space, tmp_path / "b") as b:
+            last = await log.mixed(30)
+            await a.said(last)
+            await b.folded(last)
+        path = tmp_path / "b" / space.names.space / "ledger.db"
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("UPDATE holds SET changes = changes + 1")
+            db.execute("INSERT INTO holds VALUES ('user-x', 'reserved', 5, 7, NULL)")
+            db.commit()
+        async with folding(space, tmp_path / "b") as b:
+            (last,) = await log.publish(log.command("reserve", "user-x"))
+            await a.said(last)
+            await until(lambda: b.ledger.status()["halted"] == "diverged")
+            assert "tidegate ledger verify" in b.ledger.not_ready()[0]
+            assert a.ledger.not_ready() == []
+            (last,) = await log.publish(log.command("confirm", "user-x"))
+            await a.said(last)
+            assert b.watermark < last, "nothing is folded after it"
+            await prove_clean(log, await a.digest(), tmp_path / "clean.db")
+            assert (await results(log))[f"1-{last}"]["outcome"] == "confirmed"
