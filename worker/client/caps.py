@@ -5,12 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.caps import BumpView, CapDetail, CapSettings, CapView, ImportView, Permit, StopView
+from schemas.caps import (
+    BumpView,
+    CapDetail,
+    CapSettings,
+    CapsPage,
+    CapView,
+    ImportView,
+    Permit,
+    StopView,
+)
 from schemas.commands.cap import (
     Authorize,
     Bump,
     Confirm,
     Import,
+    ListQuery,
     Minting,
     Reserve,
     Revoke,
@@ -234,6 +244,26 @@ class Caps:
         body = ShowQuery.from_object({"user": user, "mint_key": mint_key, "after": after})
         answer = await self._client.query("cap", "show", body, timeout_ms=timeout_ms)
         return CapDetail.from_object(answer.data)
+
+    async def list(
+        self,
+        *,
+        which: str = "active",
+        limit: int = 100,
+        after_user: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> CapsPage:
+        """A page of the caps in force by person, or of those that ended last.
+
+        Args:
+            which: ``active`` or ``ended``.
+            limit: How many at most.
+            after_user: Last person of the page before, for ``active``.
+            timeout_ms: How long to wait for the answer.
+        """
+        body = ListQuery.from_object({"which": which, "limit": limit, "after_user": after_user})
+        answer = await self._client.query("cap", "list", body, timeout_ms=timeout_ms)
+        return CapsPage.from_object(answer.data)
 
     async def _capped(
         self,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from schemas.names import Names
+from schemas.roles import OPERATOR_PREFIX
 from worker import broker
 from worker.bus.connection import Connection
 from worker.bus.errors import BusError, Denied, Unavailable
@@ -62,7 +63,7 @@ async def _broker(
                 findings.append(_silent(error))
     findings += rights.examine(found, names, is_worker=is_worker, own_broker=own_broker)
     for one in names:
-        speaker = "_op-doctor" if found is None else rights.speaker_of(found, one)
+        speaker = OPERATOR_PREFIX if found is None else rights.speaker_of(found, one)
         findings.append(await workers.examine(conn, one, speaker, is_worker=is_worker))
     return findings
 

@@ -1,0 +1,1 @@
+"""``tidegate top``: what waits, what holds and what is wrong, gathered, judged and drawn."""

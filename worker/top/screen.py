@@ -1,0 +1,138 @@
+"""A look drawn for a terminal of any size."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from worker.cli.instants import show_instant
+from worker.top import judging, tables
+from worker.top.look import Look
+from worker.top.tables import Section, Tone
+
+WIDE: Final = 130
+"""Columns from which on two sections stand side by side."""
+
+TALL: Final = 30
+"""Lines from which on a blank one stands after each section."""
+
+MOST_WARNINGS: Final = 4
+LEAST_ROWS: Final = 2
+_TURNS: Final = (2, 2, 1, 1)
+"""Rows that each section is given in turn while there is room: more for what changes most."""
+
+_STYLES: Final[dict[Tone, str]] = {
+    "": "",
+    "dim": "dim",
+    "good": "bold green",
+    "warn": "yellow",
+    "bad": "bold red",
+}
+
+
+def draw(look: Look, now_ms: int, width: int, height: int) -> RenderableType:
+    """The whole screen.
+
+    Args:
+        look: What was seen.
+        now_ms: The worker's clock now; countdowns count to it.
+        width: Columns of the terminal.
+        height: Lines of the terminal.
+    """
+    warnings = judging.warnings(look, now_ms)
+    shown = warnings[:MOST_WARNINGS]
+    top: list[RenderableType] = [_head(look, now_ms, width)]
+    if pulse := tables.pulse(look):
+        top.append(Text(pulse, style="dim", no_wrap=True, overflow="ellipsis"))
+    top += [Text(f"! {one}", style="bold red", no_wrap=True, overflow="ellipsis") for one in shown]
+    if len(warnings) > len(shown):
+        top.append(Text(f"! and {len(warnings) - len(shown)} more", style="bold red"))
+    top.append(Text(""))
+    found = tables.sections(look, now_ms)
+    room = height - len(top)
+    body = _side_by_side(found, room) if width >= WIDE else _stacked(found, room, _TURNS)
+    return Group(*top, *body)
+
+
+def _head(look: Look, now_ms: int, width: int) -> Text:
+    word, tone, rest = tables.headline(look)
+    line = Text.assemble(
+        ("tidegate ", "bold"),
+        (look.space, "bold cyan"),
+        "  ",
+        (word, _STYLES[tone]),
+        "  ",
+        (rest, "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    clock = show_instant(now_ms)[11:19]
+    gap = width - line.cell_len - len(clock)
+    if gap > 1:
+        line.append(" " * gap + clock, style="dim")
+    return line
+
+
+def _stacked(found: Sequence[Section], room: int, turns: Sequence[int]) -> list[RenderableType]:
+    blank = 1 if room >= TALL else 0
+    wanted = [max(1, len(section.rows)) for section in found]
+    given = _share_out(wanted, room - (2 + blank) * len(found), turns)
+    parts: list[RenderableType] = []
+    for section, rows in zip(found, given, strict=True):
+        parts += _part(section, rows)
+        parts += [Text("")] * blank
+    return parts
+
+
+def _side_by_side(found: Sequence[Section], room: int) -> list[RenderableType]:
+    """Checkpoints on the left, everything else on the right."""
+    left, right = found[:1], found[1:]
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(
+        Group(*_stacked(left, room, _TURNS[:1])), Group(*_stacked(right, room, _TURNS[1:]))
+    )
+    return [grid]
+
+
+def _share_out(wanted: Sequence[int], rows: int, turns: Sequence[int]) -> list[int]:
+    """Give rows in turn to who wants more, so that no section starves another."""
+    given = [min(want, LEAST_ROWS) for want in wanted]
+    left = rows - sum(given)
+    while left > 0 and any(have < want for have, want in zip(given, wanted, strict=True)):
+        for number, turn in enumerate(turns):
+            more = min(turn, wanted[number] - given[number], left)
+            given[number] += more
+            left -= more
+    return given
+
+
+def _part(section: Section, rows: int) -> list[RenderableType]:
+    title = Text.assemble(
+        (section.name, "bold"), "  ", section.summary, no_wrap=True, overflow="ellipsis"
+    )
+    if not section.rows:
+        return [title, Text(f"  {section.empty}", style="dim")] if section.empty else [title]
+    table = Table(box=None, padding=(0, 1), header_style="dim", show_edge=False, expand=True)
+    for name in section.columns:
+        label = name.rstrip(">*")
+        table.add_column(
+            label,
+            justify="right" if name.endswith(">") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=len(label),
+            ratio=1 if name.endswith("*") else None,
+        )
+    hidden = len(section.rows) - rows
+    shown = section.rows if hidden <= 0 else section.rows[: rows - 1]
+    for row in shown:
+        first, *others = row.cells
+        table.add_row(Text(first, style=_STYLES[row.tone]), *map(Text, others))
+    if hidden > 0:
+        more = f"… {hidden + 1}{'+' if section.more else ''} more"
+        table.add_row(*([Text("")] * (len(section.columns) - 1)), Text(more, style="dim"))
+    return [title, table]
