@@ -18,15 +18,24 @@ import pytest
 from schemas import subjects
 from schemas.names import Names
 from schemas.subjects import Checkpoint
-from tests.support.cp import MINUTE_MS, Desk, Json, Replica, a_target, desk_in, serving, until
+from tests.support.cp import (
+    MINUTE_MS,
+    QUICK_ACK_WAIT_MS,
+    Desk,
+    Json,
+    QuickSpace,
+    Replica,
+    a_target,
+    desk_in,
+    serving,
+    until,
+)
 from tests.support.cp_process import ForkServer, Kill, Stream, fork_server
 from tests.support.server import Server
 from tests.support.space import Space
 from worker.checkpoints import sweep
-from worker.settings import Settings
 
 PROMPT = {"v": 1, "title": "Ship it?", "choices": ["yes", "no"]}
-ACK_WAIT_MS = 1_000
 MOST_WRITES = 6
 
 Prepare = Callable[[Desk, Checkpoint], Awaitable[Json]]
@@ -237,13 +246,6 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
         yield server
 
 
-class QuickSpace(Space):
-    """A space whose broker hands out again after a second."""
-
-    def settings(self, **changes: Any) -> Settings:
-        return super().settings(**{"ack_wait_ms": ACK_WAIT_MS, **changes})
-
-
 GROUPS = (
     ("mint", "heartbeat", "a foreign request", "repair of a timer", "repair of a fact"),
     ("resume", "resume of another's", "late resume", "late heartbeat"),
@@ -308,7 +310,7 @@ async def _one(desk: Desk, space: Space, forks: ForkServer, scenario: Scenario, 
         Whether there was such a write.
     """
     target = a_target()
-    how: dict[str, Any] = {"wheel": scenario.wheel, "ack_wait_ms": ACK_WAIT_MS}
+    how: dict[str, Any] = {"wheel": scenario.wheel, "ack_wait_ms": QUICK_ACK_WAIT_MS}
     before: Json = {}
     if scenario.at_start:
         before = await scenario.prepare(desk, target)
