@@ -6,8 +6,8 @@ was published ends there, and two replicas that decide the same command publish 
 
 import asyncio
 
+from schemas import envelope, results, strict_json, subjects, tokens
 from schemas import headers as h
-from schemas import results, strict_json, subjects, tokens
 from schemas.codes import BadInput, Code
 from schemas.commands.cp import Expire, Heartbeat, Mint, Repair, Resume
 from schemas.names import Names
@@ -231,15 +231,10 @@ def _trace(delivery: Delivery) -> str | None:
 
 def _command_id(delivery: Delivery) -> tuple[str, Refusal | None]:
     """The command's id, or the one derived from its sequence and why the given one is refused."""
-    given = delivery.headers.get(h.COMMAND)
-    if given is None:
-        return _derived_id(delivery), None
-    if not tokens.is_command_id(given) or h.COMMAND in delivery.headers.repeated:
-        bad = BadInput(
-            h.COMMAND, "bad-token", f"header {h.COMMAND} must be one value [A-Za-z0-9_-]{{16,64}}"
-        )
+    try:
+        return envelope.command_id_of(delivery.headers) or _derived_id(delivery), None
+    except BadInput as bad:
         return _derived_id(delivery), Refusal.of(bad)
-    return given, None
 
 
 def _check_role(command: subjects.Command) -> None:
@@ -248,7 +243,7 @@ def _check_role(command: subjects.Command) -> None:
     if not may_speak(command.speaker.principal, "cp", command.verb):
         raise BadInput(
             "subject",
-            "not-your-verb",
+            "wrong-role",
             "this principal may not use this verb",
             code=Code.PERMISSION_DENIED,
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
-from schemas import headers, roles, strict_json, subjects, tokens
+from schemas import envelope, headers, roles, strict_json, subjects
 from schemas.codes import BadInput, Code
 from schemas.commands import BODIES, LEDGER_PLANES
 from schemas.commands.sys import Ruleset
@@ -318,7 +318,7 @@ class Fold:
         try:
             command = subjects.parse_command(self._names, message.subject)
             speaker, plane, verb = command.speaker, command.plane, command.verb
-            given = _command_id(message.headers)
+            given = envelope.command_id_of(message.headers)
             if given is not None:
                 command_id = given
             _check_allowed(speaker.principal, plane, verb)
@@ -440,23 +440,6 @@ def chained(previous: str, plain: bytes) -> str:
         plain: The result's JSON as published, less its last field, ``chain``.
     """
     return hashlib.sha256(previous.encode() + plain).hexdigest()
-
-
-def _command_id(given: Mapping[str, str]) -> str | None:
-    command_id = given.get(headers.COMMAND)
-    if command_id is None:
-        return None
-    if headers.COMMAND in getattr(given, "repeated", ()):
-        raise BadInput(
-            headers.COMMAND, "repeated-header", f"header {headers.COMMAND} is given more than once"
-        )
-    if not tokens.is_command_id(command_id):
-        raise BadInput(
-            headers.COMMAND,
-            "bad-command-id",
-            f"header {headers.COMMAND} does not match {tokens.COMMAND_ID_PATTERN}",
-        )
-    return command_id
 
 
 def _check_allowed(principal: str, plane: str, verb: str) -> None:
