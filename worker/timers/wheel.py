@@ -14,6 +14,9 @@ from typing import Protocol
 
 from schemas.subjects import Checkpoint
 
+SPARE = 256
+"""Entries of deadlines that have moved which the heap may hold besides as many as are pending."""
+
 
 class LowerClock(Protocol):
     """A clock that never runs ahead of the broker's."""
@@ -100,6 +103,12 @@ class Wheel:
         if known is not None and not _supersedes(coordinate, known):
             return True
         self._latest[coordinate.target] = coordinate
+        if len(self._heap) > SPARE + 2 * len(self._latest):
+            # Deadlines that moved lie in the heap until they pass; they must not pile up.
+            self._heap = [
+                entry for entry in self._heap if self._latest.get(entry[2].target) is entry[2]
+            ]
+            heapq.heapify(self._heap)
         due_ms = coordinate.deadline_ms + coordinate.grace_ms
         heapq.heappush(self._heap, (due_ms, next(self._count), coordinate))
         if self._heap[0][2] is coordinate:
