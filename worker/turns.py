@@ -321,18 +321,23 @@ class Turn:
             self._phase = "outside"
             raise
         if ruled.turn.state != QUEUED:
-            self._look_at(await self._client.adm.request(self.request_id, after=ruled.result.id))
+            after = ruled.result.id
+            self._look_at(
+                await self._persist(lambda: self._client.adm.request(self.request_id, after=after))
+            )
 
     async def _sealed(self) -> Payload:
         try:
-            return await self._connector.seal(self._wish)
+            return await self._persist(lambda: self._connector.seal(self._wish))
         except PayloadTaken:
             # An operator may have sent the turn back after its prompt was destroyed.
-            turn = await self._client.adm.request(self.request_id)
+            turn = await self._persist(lambda: self._client.adm.request(self.request_id))
             if not turn.awaits_payload:
                 raise
-            return await self._connector.seal(
-                self._wish, generation=turn.generation, key=turn.payload_key_version
+            return await self._persist(
+                lambda: self._connector.seal(
+                    self._wish, generation=turn.generation, key=turn.payload_key_version
+                )
             )
 
     async def _wait_for_seat(self, seat: asyncio.Future[Fence]) -> Fence:
@@ -419,7 +424,10 @@ class Turn:
         except Refused as refused:
             if refused.reason != "wrong-state" or refused.result.data.get("state") != ADMITTED:
                 return
-            turn = await self._client.adm.request(self.request_id, after=refused.result.id)
+            after = refused.result.id
+            turn = await self._persist(
+                lambda: self._client.adm.request(self.request_id, after=after)
+            )
             lease = turn.lease
             if lease is not None and lease.owner.uid == self._client.speaker.uid:
                 self._fence = Fence(self.request_id, lease.lease_id, lease.generation)

@@ -22,6 +22,7 @@ from worker.client.errors import Failed, Refused
 from worker.connector import Connector, LeaseLost, NoSealer, NotAdmitted, Turn, TurnError
 from worker.sealing.keyring import KeyRing
 from worker.sealing.sealer import Sealer
+from worker.turns import Wish
 
 HOST = "host-of-this-test"
 PROMPT = b"what the agent was asked"
@@ -411,6 +412,23 @@ async def test_a_prompt_sent_back_by_an_operator_is_sealed_again(scene: Scene) -
         assert turn.fence.generation == 2
         assert await turn.prompt() == PROMPT
         await turn.abandon()
+
+
+async def test_a_new_life_waits_for_the_platform_to_find_the_prompt_of_the_one_before(
+    scene: Scene,
+) -> None:
+    wish = Wish("r1", PROMPT, {"turn_timeout_ms": None})
+    await (await scene.connector()).seal(wish)  # it died before it enqueued
+    impatient = Connector(
+        await scene.client("conn", timeout_ms=200), host=HOST, sealer=scene.sealer
+    )
+    async with impatient:
+        assert await scene.worker.stop() == 0
+        entering = asyncio.create_task(enter(a_turn(impatient, prompt=PROMPT)))
+        await asyncio.wait({entering}, timeout=1.5)
+        assert not entering.done()
+        async with running(scene.space.settings(host=HOST)):
+            await asyncio.wait_for(entering, LIMIT_S)
 
 
 async def test_a_prompt_needs_a_sealer(scene: Scene) -> None:
