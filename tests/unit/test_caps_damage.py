@@ -113,6 +113,13 @@ def test_over_damage_a_stop_leaves_nothing_authorised(driver: FoldDriver, what: 
     assert confirmed["outcome"] in ("stopped", "internal")
 
 
+@pytest.mark.parametrize("what", ["pointer-gone", "counter-fell", "cap-too-large"])
+def test_over_damage_a_confirmed_cap_is_not_confirmed_again(driver: FoldDriver, what: str) -> None:
+    damage(driver, ROWS[what])
+    again = send(driver, "confirm", K2, grant_expires_at_ms=X - 1_000)
+    assert (again["status"], again["outcome"]) == ("failed", "internal")
+
+
 @pytest.mark.parametrize("what", ROWS)
 def test_over_damage_the_fold_goes_on(driver: FoldDriver, what: str) -> None:
     damage(driver, ROWS[what])
