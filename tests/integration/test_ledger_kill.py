@@ -99,8 +99,9 @@ async def kill_at_random(
         last = await log.mixed(1)
         killed = 0
         for _ in range(rounds):
-            feeding = asyncio.create_task(log.mixed(chance.randrange(1, 30)))
-            point, nth = chance.choice(POINTS), chance.randrange(1, 12)
+            last = await log.mixed(chance.randrange(1, 12))
+            feeding = asyncio.create_task(log.mixed(chance.randrange(1, 20)))
+            point, nth = chance.choice(POINTS), chance.randrange(1, 5)
             code = await zygote.run(point, nth, through=last)
             assert code in (0, KILLED), (seed, point, nth)
             killed += code == KILLED

@@ -184,6 +184,8 @@ class LedgerPlane:
 
     async def run(self) -> None:
         """Fold, publish, tick and keep snapshots until cancelled."""
+        if self._stopping:
+            return
         parts = {
             "watch": self._watch.run(),
             "fold": self._fold(),
@@ -210,8 +212,8 @@ class LedgerPlane:
 
     async def stop(self) -> None:
         """Fold nothing more, say what was folded, let another replica publish, close the file."""
-        await self._control.stop()
         self._stopping = True
+        await self._control.stop()
         for task in self._tasks:
             if task.get_name() == "ledger-fold":
                 task.cancel()
