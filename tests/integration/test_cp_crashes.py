@@ -75,7 +75,7 @@ async def minted(desk: Desk, target: Checkpoint) -> Json:
 
 
 async def minted_soon(desk: Desk, target: Checkpoint) -> Json:
-    return dict((await desk.mint(target, in_ms=400))["data"])
+    return dict((await desk.mint(target, in_ms=1_000))["data"])
 
 
 async def planted_overdue(desk: Desk, target: Checkpoint) -> Json:

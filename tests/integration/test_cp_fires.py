@@ -190,7 +190,7 @@ async def test_a_fire_of_what_does_not_wait_does_nothing(desk: Desk) -> None:
 @pytest.mark.usefixtures("replica")
 async def test_an_early_fire_waits_and_settles_at_the_deadline(desk: Desk) -> None:
     target = a_target()
-    status = await desk.plant(target, in_ms=600)
+    status = await desk.plant(target, in_ms=1_500)
     before, early = fires("settled"), fires("early")
     seq = await publish(desk, Fire(desk, target, status))
     settled = await desk.agree(target)
@@ -281,7 +281,7 @@ async def test_the_wheel_holds_nothing_beyond_its_horizon(desk: Desk, space: Spa
         assert len(wheel) == 1
         await desk.heartbeat(near, 1, in_ms=20_000)
         assert len(wheel) == 0
-        await desk.heartbeat(far, 1, in_ms=200)
+        await desk.heartbeat(far, 1, in_ms=1_000)
         await desk.disarm(far)
         assert await settled_by(desk, far) == "wheel"
 
@@ -289,11 +289,11 @@ async def test_the_wheel_holds_nothing_beyond_its_horizon(desk: Desk, space: Spa
 async def test_the_wheel_follows_heartbeats_and_settlements(desk: Desk, space: Space) -> None:
     async with serving(space) as replica:
         moved, resumed = a_target(), a_target()
-        await desk.mint(moved, in_ms=300)
-        await desk.mint(resumed, in_ms=300)
+        minted = await desk.mint(moved, in_ms=1_500)
+        await desk.mint(resumed, in_ms=1_500)
         assert (await desk.resume(resumed))["outcome"] == "resumed"
         told = await desk.heartbeat(moved, 1)
-        await passed(desk, await desk.now_ms() + 400)
+        await passed(desk, minted["data"]["deadline_at_ms"] + 100)
         assert (await desk.status(moved) or {})["state"] == "waiting"
         assert (await desk.agree(resumed))["state"] == "resumed"
         assert told["data"]["generation"] == 2
@@ -303,7 +303,7 @@ async def test_the_wheel_follows_heartbeats_and_settlements(desk: Desk, space: S
 async def test_a_regressed_status_is_not_expired_by_the_wheel(desk: Desk, space: Space) -> None:
     async with serving(space) as replica:
         target = a_target()
-        minted = await desk.mint(target, in_ms=500)
+        minted = await desk.mint(target, in_ms=1_500)
         fact = {
             "v": 1,
             "token": target.token,

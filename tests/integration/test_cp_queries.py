@@ -207,7 +207,7 @@ async def test_wait_answers_as_soon_as_it_settles_whoever_settled_it(
     async with serving(space, "r1") as here, serving(space, "r2", wheel=False) as there:
         resumed, expired, done = a_target(), a_target(), a_target()
         await desk.mint(resumed)
-        await desk.mint(expired, in_ms=700)
+        await desk.mint(expired, in_ms=2_000)
         await desk.mint(done)
         await desk.resume(done)
         waits = [

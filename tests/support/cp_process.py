@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -103,6 +104,7 @@ async def _serve(options: Mapping[str, Any]) -> None:
         _KillingPublisher.fatal_stream = stream_of(names, _KillingPublisher.kill.stream)
         _KillingPublisher.armed = bool(options["armed"])
     setattr(plane_module, "GroupPublisher", _KillingPublisher)  # noqa: B010 - a class is replaced
+    _skew_the_wall_clock(options["wall_skew_s"])
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -117,19 +119,28 @@ async def _serve(options: Mapping[str, Any]) -> None:
         _KillingPublisher.armed = True
         show(".armed")
 
-    def show(suffix: str) -> None:
-        Path(options["files"] + suffix).touch()
+    def show(suffix: str, text: str = "") -> None:
+        path = Path(options["files"] + suffix)
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").rename(path)
 
     loop.add_signal_handler(signal.SIGUSR1, arm)
     await plane.start()
     running = asyncio.create_task(plane.run())
     while plane.not_ready():  # noqa: ASYNC110 - readiness is asked for
         await asyncio.sleep(0.002)
-    show(".ready")
+    show(".ready", f"{time.time()}")
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     await plane.stop()
     await conn.close()
+
+
+def _skew_the_wall_clock(skew_s: float) -> None:
+    if skew_s:
+        seconds, nanoseconds = time.time, time.time_ns
+        setattr(time, "time", lambda: seconds() + skew_s)  # noqa: B010 - a function is replaced
+        setattr(time, "time_ns", lambda: nanoseconds() + int(skew_s * 1e9))  # noqa: B010 - as above
 
 
 def _fork_server() -> None:
@@ -177,6 +188,10 @@ class PlaneProcess:
     async def ready(self) -> None:
         await self._appears(".ready")
 
+    def wall_clock(self) -> float:
+        """What its wall clock showed when it got ready, in seconds."""
+        return float(Path(self._files + ".ready").read_text())
+
     async def arm(self) -> None:
         """From now on its writes are counted."""
         self.send(signal.SIGUSR1)
@@ -207,11 +222,12 @@ class PlaneProcess:
 class ForkServer:
     """Starts plane processes quickly."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, env: Mapping[str, str] | None = None) -> None:
         self._directory = directory
         self._count = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.cp_process"],
+            env={**os.environ, **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -224,6 +240,7 @@ class ForkServer:
         replica: str = "r1",
         kill: Kill | None = None,
         armed: bool = False,
+        wall_skew_s: float = 0,
         **settings: Any,
     ) -> PlaneProcess:
         self._count += 1
@@ -236,6 +253,7 @@ class ForkServer:
             "files": files,
             "kill": None if kill is None else asdict(kill),
             "armed": armed,
+            "wall_skew_s": wall_skew_s,
             "settings": {
                 "spaces": space.names.space,
                 "data_dir": str(space.data_dir / replica),
@@ -258,9 +276,14 @@ class ForkServer:
 
 
 @contextmanager
-def fork_server(directory: Path) -> Iterator[ForkServer]:
-    """A fork server until the block ends."""
-    server = ForkServer(directory)
+def fork_server(directory: Path, env: Mapping[str, str] | None = None) -> Iterator[ForkServer]:
+    """A fork server until the block ends.
+
+    Args:
+        directory: For what the processes show.
+        env: Added to the environment of all of them.
+    """
+    server = ForkServer(directory, env)
     try:
         yield server
     finally:

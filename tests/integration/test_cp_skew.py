@@ -1,0 +1,114 @@
+"""A worker whose wall clock is an hour off, either way: nothing comes early, late or otherwise."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cp import MINUTE_MS, Desk, a_target, desk_in, serving
+from tests.support.cp_process import ForkServer, PlaneProcess, fork_server
+from tests.support.space import Space
+
+HOUR_S = 3_600
+FAKETIME = [
+    path
+    for pattern in ("lib/*/faketime/libfaketime.so.1", "lib/faketime/libfaketime.so.1")
+    for path in Path("/usr").glob(pattern)
+]
+
+
+@pytest.fixture
+async def desk(space: Space) -> AsyncIterator[Desk]:
+    async with desk_in(space) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with fork_server(tmp_path_factory.mktemp("planes")) as server:
+        yield server
+
+
+async def lives(desk: Desk) -> None:
+    """Every rule that time has a part in."""
+    resumed, moved, expired, overdue = (a_target() for _ in range(4))
+    await desk.mint(resumed)
+    assert (await desk.resume(resumed))["outcome"] == "resumed"
+    await desk.mint(moved, in_ms=MINUTE_MS)
+    assert (await desk.heartbeat(moved, 1, in_ms=400))["outcome"] == "extended"
+    minted = await desk.mint(expired, in_ms=400)
+    assert (await desk.ask("expire", expired, {}))["outcome"] in ("not-due", "already_settled")
+    await desk.plant(overdue, in_ms=-1_000)
+    assert (await desk.resume(overdue))["outcome"] == "expired"
+    now = await desk.now_ms()
+    for deadline in (now - 1, now + 11 * 366 * 24 * HOUR_S * 1_000):
+        told = await desk.ask("mint", a_target(), {"deadline_at_ms": deadline})
+        assert told["status"] == "refused"
+    states = [(await desk.agree(one))["state"] for one in (resumed, moved, expired, overdue)]
+    assert states == ["resumed", "expired", "expired", "expired"]
+    status = await desk.status(expired)
+    assert status is not None
+    # Late by minutes would be the wall clock's doing; how late exactly is the machine's.
+    assert 0 <= status["settledTs"] - minted["data"]["deadline_at_ms"] < MINUTE_MS
+    spec = await desk.spec(resumed)
+    assert spec is not None
+    assert abs(spec["mintedAt"] - await desk.now_ms()) < MINUTE_MS
+
+
+async def is_skewed(worker: PlaneProcess, hours: int) -> None:
+    await worker.ready()
+    off_s = worker.wall_clock() - time.time()
+    assert abs(off_s - hours * HOUR_S) < 60, "the worker's wall clock is not what it should be"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("wheel", [True, False])
+async def test_a_worker_an_hour_off_does_everything_in_its_time(
+    desk: Desk, space: Space, forks: ForkServer, hours: int, wheel: bool
+) -> None:
+    worker = forks.start(space, wall_skew_s=hours * HOUR_S, wheel=wheel)
+    try:
+        await is_skewed(worker, hours)
+        await lives(desk)
+    finally:
+        await worker.kill()
+
+
+async def test_two_workers_an_hour_off_either_way_agree(
+    desk: Desk, space: Space, forks: ForkServer
+) -> None:
+    workers = [
+        forks.start(space, replica=f"r{number}", wall_skew_s=skew)
+        for number, skew in enumerate((-HOUR_S, HOUR_S))
+    ]
+    try:
+        await asyncio.gather(*(worker.ready() for worker in workers))
+        for _ in range(3):
+            await lives(desk)
+    finally:
+        for worker in workers:
+            await worker.kill()
+    async with serving(space, "r9") as replica:
+        await replica.swept()
+
+
+@pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_worker_whose_whole_machine_is_an_hour_off_does_everything_in_its_time(
+    desk: Desk, space: Space, tmp_path: Path, hours: int
+) -> None:
+    """As above, below the interpreter: every call for the time of day is an hour off."""
+    env = {
+        "LD_PRELOAD": str(FAKETIME[0]),
+        "FAKETIME": f"{hours * HOUR_S:+d}s",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    with fork_server(tmp_path, env) as forks:
+        worker = forks.start(space)
+        try:
+            await is_skewed(worker, hours)
+            await lives(desk)
+        finally:
+            await worker.kill()
