@@ -176,7 +176,11 @@ async def test_a_snapshot_that_was_changed_does_not_verify(space: Space, tmp_pat
 
 
 async def test_snapshots_come_by_themselves_and_the_oldest_go(space: Space) -> None:
-    settings = {"snapshot_commands": 100, "snapshot_interval_ms": 1_000, "log_keep_ms": 1}
+    settings: dict[str, Any] = {
+        "snapshot_commands": 100,
+        "snapshot_interval_ms": 1_000,
+        "log_keep_ms": 1,
+    }
     async with a_log(space) as log, folding(space, **settings) as one:
         for _ in range(5):
             last = await log.mixed(100)

@@ -146,7 +146,7 @@ class LedgerPlane:
         self._diverged = asyncio.Event()
         self._goal = 0
         self._troubles: set[str] = set()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -184,7 +184,7 @@ class LedgerPlane:
 
     async def run(self) -> None:
         """Fold, publish, tick and keep snapshots until cancelled."""
-        if self._stopping:
+        if self._stopping.is_set():
             return
         parts = {
             "watch": self._watch.run(),
@@ -201,7 +201,7 @@ class LedgerPlane:
         ]
         try:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._stopping:
+            if self._stopping.is_set():
                 await asyncio.wait(self._tasks)
                 return
             for task in done:
@@ -212,7 +212,7 @@ class LedgerPlane:
 
     async def stop(self) -> None:
         """Fold nothing more, say what was folded, let another replica publish, close the file."""
-        self._stopping = True
+        self._stopping.set()
         await self._control.stop()
         for task in self._tasks:
             if task.get_name() == "ledger-fold":
