@@ -1,6 +1,7 @@
 """What the replicas of one space say to each other, in the workers' account alone."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Final
@@ -26,6 +27,7 @@ class Control:
         standing: Where this replica stands.
         rebase: Set when this replica is asked to begin a new epoch.
         greeted: Set when another replica says that it has come.
+        on_alarm: Told of another replica that found the log regressed.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class Control:
         standing: Callable[[], Standing],
         rebase: asyncio.Event,
         greeted: asyncio.Event,
+        on_alarm: Callable[[Standing], None],
     ) -> None:
         self._conn = conn
         self._prefix = f"{names.prefix}.ctl.ledger"
         self._standing = standing
         self._rebase = rebase
         self._greeted = greeted
+        self._on_alarm_heard = on_alarm
         self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:
@@ -50,6 +54,7 @@ class Control:
             (f"{self._prefix}.standing", self._on_standing),
             (f"{self._prefix}.rebase.{here.replica}", self._on_rebase),
             (f"{self._prefix}.hello", self._on_hello),
+            (f"{self._prefix}.alarm", self._on_alarm),
         ):
             self._subscriptions.append(await self._conn.subscribe(subject, callback))
 
@@ -70,28 +75,38 @@ class Control:
         """
         await self._conn.publish(f"{self._prefix}.hello", self._standing().replica.encode())
 
-    async def standings(self) -> list[Standing]:
-        """Where every replica that answers within a second stands, this one included."""
+    async def alarm(self) -> None:
+        """Tell the other replicas that the log is not the one that was folded.
+
+        Raises:
+            BusError: There is no connection.
+        """
+        await self._conn.publish(f"{self._prefix}.alarm", _written(self._standing()))
+
+    async def standings(self, peers: frozenset[str] = frozenset()) -> list[Standing]:
+        """Where every replica that answers within a second stands, this one included.
+
+        Args:
+            peers: Replicas after whose answers there is nothing to wait for.
+        """
         found: dict[str, Standing] = {}
+        complete = asyncio.Event()
 
         async def receive(msg: Msg) -> None:
-            try:
-                value = json.loads(msg.data)
-                standing = Standing(
-                    str(value["replica"]),
-                    int(value["epoch"]),
-                    int(value["watermark"]),
-                    str(value["halted"]),
-                )
-            except (ValueError, KeyError, TypeError):
-                return
-            found[standing.replica] = standing
+            standing = _read(msg.data)
+            if standing is not None:
+                found[standing.replica] = standing
+            if peers and peers <= found.keys():
+                complete.set()
 
         inbox = self._conn.new_inbox()
         subscription = await self._conn.subscribe(inbox, receive)
         try:
             await self._conn.publish(f"{self._prefix}.standing", b"", reply=inbox)
-            await asyncio.sleep(GATHER_S)
+            async with asyncio.timeout(GATHER_S):
+                await complete.wait()
+        except TimeoutError:
+            _log.debug("standings_gathered", answers=len(found))
         finally:
             await subscription.unsubscribe()
         own = self._standing()
@@ -106,16 +121,12 @@ class Control:
         await self._conn.request(f"{self._prefix}.rebase.{replica}", b"")
 
     async def _on_standing(self, msg: Msg) -> None:
-        here = self._standing()
-        await self._reply(
-            msg,
-            {
-                "replica": here.replica,
-                "epoch": here.epoch,
-                "watermark": here.watermark,
-                "halted": here.halted,
-            },
-        )
+        await self._reply(msg, _written(self._standing()))
+
+    async def _on_alarm(self, msg: Msg) -> None:
+        standing = _read(msg.data)
+        if standing is not None and standing.replica != self._standing().replica:
+            self._on_alarm_heard(standing)
 
     async def _on_hello(self, msg: Msg) -> None:
         if msg.data != self._standing().replica.encode():
@@ -123,9 +134,26 @@ class Control:
 
     async def _on_rebase(self, msg: Msg) -> None:
         self._rebase.set()
-        await self._reply(msg, {"asked": True})
+        await self._reply(msg, b"{}")
 
-    async def _reply(self, msg: Msg, value: dict[str, object]) -> None:
+    async def _reply(self, msg: Msg, data: bytes) -> None:
         # Only an inbox: whoever asks chooses where we publish with the workers' rights.
         if msg.reply.startswith("_"):
-            await self._conn.publish(msg.reply, json.dumps(value).encode())
+            await self._conn.publish(msg.reply, data)
+
+
+def _written(standing: Standing) -> bytes:
+    return json.dumps(dataclasses.asdict(standing)).encode()
+
+
+def _read(data: bytes) -> Standing | None:
+    try:
+        value = json.loads(data)
+        return Standing(
+            str(value["replica"]),
+            int(value["epoch"]),
+            int(value["watermark"]),
+            str(value["halted"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

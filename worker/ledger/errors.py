@@ -107,13 +107,15 @@ class Regressed(LedgerError):
     Attributes:
         watermark: Sequence that was folded.
         why: What does not fit.
+        heard: Whether another replica found it; this one's own file fits the log.
     """
 
     reason = "log-regressed"
 
-    def __init__(self, watermark: int, why: str) -> None:
+    def __init__(self, watermark: int, why: str, *, heard: bool = False) -> None:
         self.watermark = watermark
         self.why = why
+        self.heard = heard
         super().__init__(
             f"the log is not the one that was folded up to {watermark}: {why}. "
             "Nothing is folded and nothing is authorised until the ledger is rebased"

@@ -157,8 +157,10 @@ class Publisher:
                 self._settle()
                 front = {self._leaving[0][1]} if self._leaving else set()
                 waker = asyncio.create_task(self._wake.wait(), name="publisher-wake")
-                await asyncio.wait({*front, waker}, return_when=asyncio.FIRST_COMPLETED)
-                waker.cancel()
+                try:
+                    await asyncio.wait({*front, waker}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waker.cancel()
         finally:
             watching.cancel()
             for _, task in self._leaving:

@@ -7,7 +7,7 @@ replica finds the same one, loads the same snapshot and folds the same messages 
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -15,14 +15,12 @@ from typing import Final
 import structlog
 
 from schemas import headers, strict_json, subjects
-from schemas.codes import BadInput
 from schemas.commands.sys import Rebase
 from schemas.names import Names
 from schemas.subjects import Speaker
-from worker.bus.errors import BusError, CasLost, GapError
+from worker.bus.errors import BusError, CasLost
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import StoredMessage, StreamInfo
-from worker.bus.reader import LogReader
+from worker.bus.messages import StreamInfo
 from worker.ledger import regression, store
 from worker.ledger.database import Database
 from worker.ledger.errors import BehindLog, LedgerError, Regressed
@@ -53,6 +51,7 @@ class Recovery:
         watch: The log's state.
         snapshots: The space's snapshots.
         alone: Whether no other replica was ever seen.
+        alarm: Tells the other replicas that the log regressed.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class Recovery:
         snapshots: Snapshots,
         *,
         alone: Callable[[], bool],
+        alarm: Callable[[], Awaitable[None]],
     ) -> None:
         self._js = js
         self._names = names
@@ -73,6 +73,7 @@ class Recovery:
         self._watch = watch
         self._snapshots = snapshots
         self._alone = alone
+        self._alarm = alarm
         self.asked = asyncio.Event()
 
     async def recover(self, error: LedgerError) -> None:
@@ -80,8 +81,9 @@ class Recovery:
         try:
             match error:
                 case Regressed():
-                    await self._state_regression(error)
-                    await self._after_regression()
+                    if not error.heard:
+                        await self._state_regression(error)
+                    await self._after_regression(heard=error.heard)
                 case MetRebase():
                     await self._adopt(error.rebase)
                 case BehindLog():
@@ -126,17 +128,20 @@ class Recovery:
                 return
         raise error
 
-    async def _after_regression(self) -> None:
+    async def _after_regression(self, *, heard: bool) -> None:
         while True:
+            if not heard:
+                await self._alarm()
             info = await self._watch.refresh()
             database = self._runner.database
             remembered = await database.read(lambda db, _: Remembered.read(db))
             common = await regression.find_common(self._js, info, remembered)
-            rebase = await self._find_rebase(info, common)
+            epoch = self._runner.position.epoch + 1
+            rebase = await regression.find_rebase(self._js, self._names, info, common, epoch)
             if rebase is not None:
                 await self._adopt(rebase)
                 return
-            if self._alone() or self.asked.is_set():
+            if (self._alone() and not heard) or self.asked.is_set():
                 self.asked.clear()
                 await self._begin_epoch(common)
                 continue
@@ -146,7 +151,7 @@ class Recovery:
             except TimeoutError:
                 # The right store may have been put back meanwhile.
                 try:
-                    await self._runner.check_log()
+                    await self._runner.check_log(alone=not heard)
                 except Regressed:
                     continue
                 return
@@ -168,37 +173,6 @@ class Recovery:
             headers={headers.COMMAND: f"rebase-{snapshot.digest[:32]}-{snapshot.epoch + 1}"},
         )
         _log.warning("rebase_published", epoch=body.epoch, base=body.base, common=common)
-
-    async def _find_rebase(self, info: StreamInfo, common: int) -> Rebase | None:
-        """The command after ``common`` that begins the next epoch, if it is there."""
-        wanted = self._runner.position.epoch + 1
-        start = max(common + 1, info.first_seq, 1)
-        if start > info.last_seq:
-            return None
-        reader = await LogReader.open(self._js, info.name, start)
-        try:
-            while reader.expected <= info.last_seq:
-                messages = await reader.next_batch(1_000, 5_000)
-                if not messages:
-                    raise GapError("the log is not delivered", expected=reader.expected)
-                for message in messages:
-                    rebase = self._as_rebase(message)
-                    if rebase is not None and rebase.epoch == wanted:
-                        return rebase
-        finally:
-            await reader.close()
-        return None
-
-    def _as_rebase(self, message: StoredMessage) -> Rebase | None:
-        try:
-            command = subjects.parse_command(self._names, message.subject)
-            if (command.plane, command.verb) != ("sys", "rebase"):
-                return None
-            if not command.speaker.principal.startswith("_worker"):
-                return None
-            return Rebase.from_bytes(message.data)
-        except BadInput:
-            return None
 
     async def _adopt(self, rebase: Rebase) -> None:
         """Load the snapshot that an epoch begins with, or a newer one of that epoch.

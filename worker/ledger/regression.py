@@ -9,9 +9,12 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
+from schemas import roles, subjects
+from schemas.codes import BadInput
 from schemas.commands.sys import Rebase
+from schemas.names import Names
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import StreamInfo
+from worker.bus.messages import StoredMessage, StreamInfo
 from worker.ledger.errors import LedgerError, Regressed
 from worker.ledger.marks import Remembered, fingerprint
 
@@ -98,6 +101,36 @@ async def find_common(js: JetStream, info: StreamInfo, remembered: Remembered) -
         else:
             high = middle
     return known[low - 1] if low else max(0, info.first_seq - 1)
+
+
+async def find_rebase(
+    js: JetStream, names: Names, info: StreamInfo, after: int, epoch: int
+) -> Rebase | None:
+    """The command after a sequence that begins an epoch, if the log holds one.
+
+    Raises:
+        BusError: The broker did not answer.
+    """
+    subject = f"{names.prefix}.cmd.*.*.sys.rebase"
+    seq = after + 1
+    while True:
+        message = await js.next_message(info.name, max(seq, 1), subject)
+        if message is None:
+            return None
+        rebase = _as_rebase(names, message)
+        if rebase is not None and rebase.epoch == epoch:
+            return rebase
+        seq = message.seq + 1
+
+
+def _as_rebase(names: Names, message: StoredMessage) -> Rebase | None:
+    try:
+        command = subjects.parse_command(names, message.subject)
+        if not roles.may_speak(command.speaker.principal, "sys", "rebase") or command.key:
+            return None
+        return Rebase.from_bytes(message.data)
+    except BadInput:
+        return None
 
 
 async def _matches(js: JetStream, stream: str, seq: int, remembered: Remembered) -> bool:

@@ -20,7 +20,7 @@ from worker.bus.messages import StoredMessage
 from worker.bus.reader import LogReader
 from worker.ledger import regression, store
 from worker.ledger.database import Database
-from worker.ledger.errors import BehindLog, FoldFailed, LedgerError, StorageFull
+from worker.ledger.errors import BehindLog, FoldFailed, LedgerError, Regressed, StorageFull
 from worker.ledger.fold import Batch
 from worker.ledger.marks import Remembered
 from worker.ledger.publisher import Publisher
@@ -38,6 +38,9 @@ AHEAD_MS: Final = 60_000
 
 DROP_AFTER_S: Final = 0.25
 """An idle fold drops the rows that were said after so long."""
+
+ALARM_S: Final = 6.0
+"""How long another replica's alarm holds if it is not repeated."""
 
 _PAUSES_S: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _log = structlog.get_logger("tidegate.ledger")
@@ -112,6 +115,7 @@ class Runner:
         self._wall_ms = wall_ms
         self._database: Database | None = None
         self._applying: asyncio.Task[Batch] | None = None
+        self._alarm = (0, 0.0)
         self._queue: asyncio.Queue[Sequence[StoredMessage]] = asyncio.Queue(QUEUE)
         self._reading: asyncio.Task[None] | None = None
         self._next = 1
@@ -151,25 +155,51 @@ class Runner:
         self._next = position.watermark + 1
         self._publisher.restart(position.epoch, position.watermark, rows)
 
-    async def check_log(self) -> None:
+    def heed(self, epoch: int) -> None:
+        """Heed another replica's alarm: it folded more of this epoch's log than there is.
+
+        A replica whose own file happens to fit would otherwise go on as if what the log lost, a
+        Stop perhaps, had never been.
+        """
+        self._alarm = (epoch, asyncio.get_running_loop().time() + ALARM_S)
+
+    async def check_log(self, *, alone: bool = False) -> None:
         """Prove that the log is the one that was folded, and that it goes on where we stand.
+
+        Args:
+            alone: Go by this replica's own file alone, whatever others say.
 
         Raises:
             Regressed: It is another one, or an older copy.
+            MetRebase: It goes on in another epoch.
             BehindLog: It begins after our watermark.
             BusError: The broker did not answer.
         """
+        if not alone:
+            self._check_alarm()
         info = await self._watch.refresh()
         remembered, notes = await self.database.read(
             lambda db, _: (Remembered.read(db), regression.Notes.read(db))
         )
         watermark = self.position.watermark
         await regression.prove(self._js, info, watermark, remembered, notes)
+        rebase = await regression.find_rebase(
+            self._js, self.database.names, info, watermark, self.position.epoch + 1
+        )
+        if rebase is not None:
+            # What lies before it belongs to the next epoch already, from its common part on.
+            raise regression.MetRebase(rebase)
         if info.first_seq > watermark + 1:
             raise BehindLog(watermark, info.first_seq)
         if notes.created != info.created:
             database = self.database
             await database.run(lambda: database.fold.note({regression.CREATED: info.created}))
+
+    def _check_alarm(self) -> None:
+        epoch, until_s = self._alarm
+        if epoch == self.position.epoch and asyncio.get_running_loop().time() < until_s:
+            why = "another replica folded more of it than it holds"
+            raise Regressed(self.position.watermark, why, heard=True)
 
     async def run(self, recover: Callable[[LedgerError], Awaitable[None]]) -> None:
         """Fold until cancelled.
@@ -301,6 +331,7 @@ class Runner:
     async def _fold_some(self, messages: list[StoredMessage]) -> list[StoredMessage]:
         """Fold what can be folded now; returns what is left to try again."""
         await self._publisher.wait_for_room()
+        self._check_alarm()
         limit_ms = self._wall_ms() + AHEAD_MS
         now = [message for message in messages if message.time_ms <= limit_ms]
         if len(now) < len(messages):

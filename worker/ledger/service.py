@@ -15,6 +15,7 @@ from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker import metrics
 from worker.bus.connection import Connection
+from worker.bus.errors import StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.bus.kv import Bucket
 from worker.bus.window import GroupPublisher
@@ -33,6 +34,7 @@ from worker.ledger.presence import PEERS, Presence, Standing
 from worker.ledger.publisher import Publisher
 from worker.ledger.questions import Questions
 from worker.ledger.recovery import Recovery
+from worker.ledger.regression import MetRebase
 from worker.ledger.runner import Runner
 from worker.ledger.snapshots import Snapshots
 from worker.ledger.space_key import SpaceKey
@@ -115,7 +117,14 @@ class LedgerPlane:
             js, names, planes, self._path.parent / "snapshots", wall_ms=wall_ms
         )
         self._recovery = Recovery(
-            js, names, worker, self._runner, self._watch, self._snapshots, alone=self._is_alone
+            js,
+            names,
+            worker,
+            self._runner,
+            self._watch,
+            self._snapshots,
+            alone=self._is_alone,
+            alarm=lambda: self._control.alarm(),
         )
         self._ticker = Ticker(js, names, worker, self._runner, self._watch, jitter=jitter)
         self._bystander = Bystander(js, self._runner, self._watch, why=self._why_not_folding)
@@ -130,7 +139,12 @@ class LedgerPlane:
             keep_log_ms=settings.log_keep_ms,
         )
         self._control = Control(
-            conn, names, self._standing, self._recovery.asked, self._presence.greeted
+            conn,
+            names,
+            self._standing,
+            self._recovery.asked,
+            self._presence.greeted,
+            self._on_alarm,
         )
         self._questions = Questions(self._runner, self._watch, self._planes, self._key)
         self._operations = Operations(
@@ -166,9 +180,11 @@ class LedgerPlane:
         )
         await self._runner.replace(database)
         self._presence.peers = await database.read(lambda db, _: _peers(store.local(db, PEERS)))
+        await self._ask_peers()
         try:
             await self._runner.check_log()
-        except Regressed as error:
+        except (Regressed, MetRebase) as error:
+            # Recovered from while running: it may take a person.
             self._runner.halt(error.reason, error.message)
         except BehindLog as error:
             await self._catch_up(error)
@@ -342,6 +358,21 @@ class LedgerPlane:
         database, noted = self._runner.database, json.dumps(sorted(peers))
         if await database.read(lambda db, _: store.local(db, PEERS)) != noted:
             await database.run(lambda: database.fold.note({PEERS: noted}))
+
+    async def _ask_peers(self) -> None:
+        """Hear from the other replicas whether the log is the one they folded."""
+        try:
+            await self._presence.look()
+        except StreamMissing:
+            return
+        peers = self._presence.peers
+        for one in await self._control.standings(peers) if peers else ():
+            if one.replica != self._replica and one.halted == Regressed.reason:
+                self._on_alarm(one)
+
+    def _on_alarm(self, standing: Standing) -> None:
+        self._presence.peers |= {standing.replica}
+        self._runner.heed(standing.epoch)
 
     def _standing(self) -> Standing:
         here, trouble = self._runner.position, self._runner.trouble

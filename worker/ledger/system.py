@@ -100,6 +100,7 @@ def _rebase(tx: Tx, state: "State", body: verbs.Rebase) -> Verdict | Stop:
     if body.epoch == state.epoch + 1:
         return Stop("rebase", tx.seq, body)
     if body.epoch == state.epoch:
+        tx.fact("sys", "rebased", (), {"epoch": body.epoch, "base": body.base})
         return Accepted("rebased", {"epoch": body.epoch})
     return Refusal(
         Code.CONFLICT, "other-epoch", "the log is in another epoch", data={"epoch": state.epoch}
