@@ -18,6 +18,9 @@ _READ: Final = (
 )
 
 
+_QUEUE_TIMEOUT: Final = "SELECT queue_timeout_ms FROM adm_limits"
+
+
 class Limits(NamedTuple):
     """The one row of ``adm_limits``.
 
@@ -93,6 +96,11 @@ class Limits(NamedTuple):
             view["next_epoch"] = claimed.pop("epoch")
             view["next_policy"] = claimed
         return view
+
+
+def queue_timeout_ms(db: sqlite3.Connection) -> int:
+    """The policy's longest wait in the queue."""
+    return int(db.execute(_QUEUE_TIMEOUT).fetchone()[0])
 
 
 def read(db: sqlite3.Connection) -> Limits:

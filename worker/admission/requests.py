@@ -38,8 +38,8 @@ def enqueue(tx: Tx, key: tuple[str, ...], body: Enqueue) -> Verdict:
         return Refusal(
             Code.ALREADY_EXISTS, "request-id-used", "a turn of this id settled and was pruned"
         )
-    held = limits.read(tx.db)
-    timeout_ms = min(body.timeout_ms or held.queue_timeout_ms, held.queue_timeout_ms)
+    longest_ms = limits.queue_timeout_ms(tx.db)
+    timeout_ms = min(body.timeout_ms or longest_ms, longest_ms)
     turn = _new_turn(tx, request_id, body, tx.now_ms + timeout_ms)
     _check_expiry(body.payload, turn.deadline_at_ms)
     _insert(tx, turn, turns.aged_at_ms(tx.now_ms, timeout_ms))

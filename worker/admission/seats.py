@@ -15,7 +15,7 @@ _COUNT_GIVEN: Final = (
     "UPDATE adm_limits SET seats = seats + 1, starts = starts + 1, queued = queued - 1, "
     "admissions = admissions + 1, by_age = ?, paced_at_ms = ?"
 )
-_FREE: Final = "DELETE FROM adm_leases WHERE request_id = ? RETURNING admitted_at_ms"
+_FREE: Final = "DELETE FROM adm_leases WHERE request_id = ?"
 _COUNT_FREED: Final = (
     "UPDATE adm_limits SET seats = seats - 1, starts = starts - ?, "
     "kept_at_ms = max(coalesce(kept_at_ms, 0), ?)"
@@ -27,8 +27,8 @@ _COUNT_GIVEN_BACK: Final = (
 _TAKE_AGENT: Final = (
     "INSERT INTO adm_agents VALUES (?, 1) ON CONFLICT (agent_id) DO UPDATE SET seats = seats + 1"
 )
-_LEAVE_AGENT: Final = "UPDATE adm_agents SET seats = seats - 1 WHERE agent_id = ? AND seats > 1"
-_IDLE_AGENT: Final = "DELETE FROM adm_agents WHERE agent_id = ?"
+_IDLE_AGENT: Final = "DELETE FROM adm_agents WHERE agent_id = ? AND seats = 1"
+_LEAVE_AGENT: Final = "UPDATE adm_agents SET seats = seats - 1 WHERE agent_id = ?"
 _STARTED: Final = "UPDATE adm_limits SET starts = starts - 1"
 _QUEUED: Final = "UPDATE adm_limits SET queued = queued + ?"
 
@@ -74,7 +74,7 @@ def give(
     db.execute(_COUNT_GIVEN, (int(by_age), now_ms))
 
 
-def free(tx: Tx, state: str, request_id: str, agent_id: str) -> None:
+def free(tx: Tx, state: str, request_id: str, agent_id: str, admitted_at_ms: int) -> None:
     """End a lease, and count it; an admission that was never started gives its pacing slot back.
 
     Args:
@@ -82,16 +82,18 @@ def free(tx: Tx, state: str, request_id: str, agent_id: str) -> None:
         state: The turn's state while it still held the seat.
         request_id: The turn.
         agent_id: Whose turn it is.
+        admitted_at_ms: When the seat was given.
     """
     db = tx.db
-    ((admitted_at_ms,),) = db.execute(_FREE, (request_id,)).fetchall()
+    db.execute(_FREE, (request_id,))
     if state == ADMITTED:
         db.execute(_COUNT_GIVEN_BACK)
     else:
         db.execute(_COUNT_FREED, (int(state in STARTS), admitted_at_ms))
-    if not db.execute(_LEAVE_AGENT, (agent_id,)).rowcount:
-        db.execute(_IDLE_AGENT, (agent_id,))
+    if db.execute(_IDLE_AGENT, (agent_id,)).rowcount:
         heads.unpark(db, heads.LINE, agent_id)
+    else:
+        db.execute(_LEAVE_AGENT, (agent_id,))
 
 
 def count_started(tx: Tx) -> None:

@@ -191,7 +191,7 @@ def settle(
     """End a turn for good: out of the queue or off its seat, its prompt destroyed."""
     journal.append(tx, kind, turn.state, target, turn.request_id)
     if turn.lease_id is not None:
-        seats.free(tx, turn.state, turn.request_id, turn.agent_id)
+        _free_seat(tx, turn)
     _delete_payload(tx, turn)
     tx.db.execute(_SETTLE, (target, tx.now_ms, reason, failure, turn.request_id))
     if turn.state == QUEUED:
@@ -242,7 +242,7 @@ def requeue(tx: Tx, turn: Turn, *, deadline_at_ms: int, releases: int) -> None:
         releases: How often it has been released before its intent.
     """
     journal.append(tx, "request_requeued", turn.state, QUEUED, turn.request_id)
-    seats.free(tx, turn.state, turn.request_id, turn.agent_id)
+    _free_seat(tx, turn)
     turn.state, turn.lease_id = QUEUED, None
     turn.generation += 1
     turn.releases, turn.deadline_at_ms = releases, deadline_at_ms
@@ -270,6 +270,10 @@ def destroy_payload(tx: Tx, turn: Turn) -> None:
         _delete_payload(tx, turn)
         tx.db.execute(_FORGET_PAYLOAD, (turn.request_id,))
         turn.payload_revision = None
+
+
+def _free_seat(tx: Tx, turn: Turn) -> None:
+    seats.free(tx, turn.state, turn.request_id, turn.agent_id, turn.admitted_at_ms or 0)
 
 
 def _delete_payload(tx: Tx, turn: Turn) -> None:
