@@ -310,6 +310,15 @@ class Terminal:
             os.close(descriptor)
         return self._process.returncode
 
+    def close(self) -> None:
+        """Take the terminal away, and wait until what ran in it has noticed."""
+        os.close(self.descriptor)
+        os.close(self._inner)
+        try:
+            self._process.wait(10)
+        finally:
+            self._process.kill()
+
     def _read(self) -> None:
         ready, _, _ = select.select([self.descriptor], [], [], 0.1)
         if ready:
@@ -333,3 +342,12 @@ async def test_on_a_terminal_it_lives_until_q_and_leaves_no_trace(
     seen = (await asyncio.to_thread(use)).seen
     assert b"\x1b[?1049l" in seen, "the screen before it comes back"
     assert b"Traceback" not in seen
+
+
+async def test_it_ends_with_its_terminal(filled: Space, tmp_path: Path) -> None:
+    def use() -> None:
+        terminal = Terminal(shell(filled, tmp_path / "user"), 80, 24)
+        terminal.until(b"CHECKPOINTS")
+        terminal.close()
+
+    await asyncio.to_thread(use)

@@ -124,12 +124,13 @@ async def _live(gatherer: "Gatherer", every_ms: int) -> None:
                 if left_s <= 0:
                     break
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), min(REDRAW_S, left_s))
+                    async with asyncio.timeout(min(REDRAW_S, left_s)):
+                        await ended.wait()
 
 
 @contextlib.contextmanager
 def _until_q() -> Iterator[asyncio.Event]:
-    """An event that a press of q sets; keys are read one by one meanwhile, and not echoed."""
+    """An event that q or the end of the terminal sets; keys are read singly and not echoed."""
     import termios
     import tty
 
@@ -142,7 +143,13 @@ def _until_q() -> Iterator[asyncio.Event]:
     loop = asyncio.get_running_loop()
 
     def pressed() -> None:
-        if b"q" in os.read(descriptor, 64).lower():
+        try:
+            keys = os.read(descriptor, 64)
+        except OSError:
+            keys = b""
+        # Nothing to read means that the terminal has gone.
+        if not keys or b"q" in keys.lower():
+            loop.remove_reader(descriptor)
             ended.set()
 
     tty.setcbreak(descriptor)
@@ -151,4 +158,5 @@ def _until_q() -> Iterator[asyncio.Event]:
         yield ended
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
