@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -486,3 +487,29 @@ def test_a_full_disk_is_told_apart_from_a_defect(driver: FoldDriver) -> None:
     assert driver.digest() == before
     driver.db.execute("PRAGMA max_page_count = 1000000")
     assert driver.fold.apply_batch(many).applied == 200
+
+
+@pytest.mark.parametrize("happened", [False, True])
+def test_a_commit_that_fails_leaves_the_fold_where_the_file_is(
+    driver: FoldDriver, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    """An error of COMMIT does not say whether the transaction is open, gone or done."""
+    driver.send("alice", "cap", "reserve", "u1", KEY, body=RESERVE, at_ms=T0)
+    commit = driver.fold._commit
+
+    def fails() -> None:
+        if happened:
+            commit()
+        else:
+            driver.db.rollback()
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(driver.fold, "_commit", fails)
+    message = driver.message("alice", "cap", "stop", "u1", at_ms=T0)
+    with pytest.raises(FoldFailed):
+        driver.fold.apply_batch([message])
+    monkeypatch.undo()
+    (in_file,) = driver.db.execute("SELECT watermark FROM fold").fetchone()
+    assert driver.fold.state.watermark == in_file == (2 if happened else 1)
+    assert {row.seq for row in driver.fold.unsaid()} == ({1, 2} if happened else {1})
+    assert driver.fold.apply_batch([dataclasses.replace(message, seq=in_file + 1)]).applied == 1

@@ -261,9 +261,11 @@ class Fold:
     def _transaction(self) -> Iterator[None]:
         db = self._db
         self._seq = 0
+        done = False
         try:
             db.execute("BEGIN IMMEDIATE")
             yield
+            done = True
         except LedgerError:
             raise
         except sqlite3.Error as error:
@@ -275,6 +277,9 @@ class Fold:
         finally:
             if db.in_transaction:
                 db.rollback()
+            if not done:
+                # A commit that failed may have ended the transaction by itself, either way: only
+                # the file knows where it stands now.
                 self.reload()
 
     def _note(self, notes: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ import structlog
 from worker.bus.errors import BusError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.bus.kv import Bucket
+from worker.ledger.errors import LedgerError
 
 EVERY_S: Final = 10.0
 PREFIX: Final = "replica"
@@ -87,7 +88,7 @@ class Presence:
             except StreamMissing:
                 # Without the bucket nobody is seen, and an operator decides after a regression.
                 _log.debug("no_leases_bucket")
-            except BusError as error:
+            except (BusError, LedgerError) as error:
                 _log.debug("presence_not_said", error=error.message)
             try:
                 async with asyncio.timeout(EVERY_S):

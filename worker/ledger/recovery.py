@@ -90,7 +90,7 @@ class Recovery:
                     await self.catch_up(error)
                 case _:
                     _log.warning("log_read_anew", reason=error.reason, error=error.message)
-                    await asyncio.sleep(AGAIN_S / 10)
+                    await asyncio.sleep(AGAIN_S / 2)
         except BusError as trouble:
             _log.warning("recovery_waits", reason=trouble.reason, error=trouble.message)
             await asyncio.sleep(AGAIN_S)

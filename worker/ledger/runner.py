@@ -251,7 +251,8 @@ class Runner:
         return True
 
     async def _run_until_it_does_not_fit(self) -> None:
-        self._next = self.position.watermark + 1
+        # Only the file knows: a commit may have happened and been reported as failed.
+        await self.load()
         self._queue = asyncio.Queue(QUEUE)
         tasks = [
             asyncio.create_task(self._read(), name="read-log"),
