@@ -146,6 +146,30 @@ def test_a_damaged_reservation_does_not_stop_the_clock(driver: FoldDriver, chang
     assert send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000, at_ms=X)["status"] != "ok"
 
 
+def test_a_reservation_in_no_known_state_is_not_confirmed(driver: FoldDriver) -> None:
+    damage(driver, "UPDATE reservations SET state = 'banana' WHERE mint_key = :reserved")
+    assert send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)["outcome"] == "internal"
+
+
+@pytest.mark.parametrize("target", [":reserved", ":before"])
+def test_a_pointer_to_what_never_was_the_last_grant_is_damage(
+    driver: FoldDriver, target: str
+) -> None:
+    send(driver, "revoke", expires_at_ms=X - 1_000)
+    assert authorize(driver)["outcome"] == "none-active"
+    damage(driver, f"UPDATE active_grants SET mint_key = {target}")
+    assert authorize(driver)["outcome"] == "internal"
+
+
+def test_a_pointer_left_at_a_revoked_grant_is_damage(driver: FoldDriver) -> None:
+    send(driver, "revoke", expires_at_ms=X - 1_000)
+    send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)
+    damage(driver, "UPDATE active_grants SET mint_key = :active")
+    for second in (X - 1_000, X - 2_000):
+        refused = send(driver, "authorize", amount=1, grant_expires_at_ms=second)
+        assert refused["outcome"] == "internal"
+
+
 def test_a_damaged_permit_is_never_taken_for_quiet(driver: FoldDriver) -> None:
     damage(driver, "UPDATE permits SET ends_at_ms = -1")
     assert send(driver, "stop")["outcome"] == "internal"
