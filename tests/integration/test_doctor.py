@@ -527,7 +527,7 @@ async def test_nobody_comes_in_without_credentials(guarded: Space) -> None:
 # The command.
 
 
-def test_the_command_tells_people_and_machines_and_its_exit_code_says_danger(
+def test_the_command_tells_machines_and_its_exit_code_says_danger(
     guarded: Space,
 ) -> None:
     done = command(["doctor", "--json"], credential(guarded, "curbed"))
@@ -537,10 +537,6 @@ def test_the_command_tells_people_and_machines_and_its_exit_code_says_danger(
     bad = [one for one in report["findings"] if one["severity"] == "danger"]
     assert {"rights", "workers"} <= {one["check"] for one in bad}
     assert all(one["endangers"] and one["fix"] for one in bad)
-    text = command(["doctor"], credential(guarded, "curbed")).stdout
-    assert text.startswith("danger ")
-    assert "fix: " in text
-    assert text.rstrip().endswith("fine")
 
 
 def test_a_danger_is_gone_once_its_fix_is_followed(
@@ -549,6 +545,8 @@ def test_a_danger_is_gone_once_its_fix_is_followed(
     env = space_environment(space)
     before = command(["doctor"], env)
     assert before.returncode == 1
+    assert before.stdout.startswith("danger ")
+    assert before.stdout.rstrip().endswith("fine")
     assert "fix: start one: tidegate run" in before.stdout
     process_worker().wait_ready()
     after = command(["doctor"], env)
