@@ -22,27 +22,28 @@ BLOCKS: Final[tuple[Block, ...]] = (
 """Blocks that a turn can be counted under; ``order`` and ``empty`` keep nobody by themselves."""
 
 MOST_COUNTED: Final = 10_000
-"""Turns that are looked at one by one; more count as so many, since the fold waits meanwhile."""
+"""Turns at the head of the queue that are looked at one by one, since the fold waits meanwhile."""
 
 _SEATS: Final = """
 SELECT r.state, count(*), min(l.debt_at_ms)
 FROM adm_leases l JOIN adm_requests r ON r.request_id = l.request_id GROUP BY r.state
 """
-_COOLING: Final = """
-SELECT count(*) FROM (
-    SELECT 1 FROM adm_requests r
-    JOIN adm_cooldowns c ON (c.provider, c.model) = (r.provider, r.model)
-    WHERE r.state = 'queued' AND c.until_ms > ? LIMIT ?)
+_HEAD: Final = """
+(SELECT provider, model, principal, uid FROM adm_requests WHERE state = 'queued'
+ ORDER BY priority DESC, enqueued_at_ms, request_id LIMIT ?)
 """
-_SILENT: Final = """
-SELECT count(*) FROM (
-    SELECT 1 FROM adm_requests r
-    JOIN adm_owners o ON (o.principal, o.uid) = (r.principal, r.uid)
-    WHERE r.state = 'queued' AND (o.silent_at_ms IS NOT NULL OR o.dead_at_ms IS NOT NULL) LIMIT ?)
-"""
+_COOLING: Final = f"""
+SELECT count(*) FROM {_HEAD} r
+JOIN adm_cooldowns c ON (c.provider, c.model) = (r.provider, r.model) WHERE c.until_ms > ?
+"""  # noqa: S608 - the line above
+_SILENT: Final = f"""
+SELECT count(*) FROM {_HEAD} r
+JOIN adm_owners o ON (o.principal, o.uid) = (r.principal, r.uid)
+WHERE o.silent_at_ms IS NOT NULL OR o.dead_at_ms IS NOT NULL
+"""  # noqa: S608 - the line above
 _UNSEALED: Final = """
-SELECT count(*) FROM (
-    SELECT 1 FROM adm_requests WHERE state = 'queued' AND node IS NULL LIMIT ?)
+SELECT count(*) FROM adm_requests INDEXED BY adm_requests_unsealed
+WHERE state = 'queued' AND node IS NULL
 """
 _ANY_COOLING: Final = "SELECT EXISTS (SELECT 1 FROM adm_cooldowns WHERE until_ms > ?)"
 _ANY_SILENT: Final = """
@@ -59,7 +60,8 @@ class Sample:
         seats: Seats held, by phase.
         seat_limit: Seats that may be held.
         queued: Turns that wait.
-        blocked: Turns that each block keeps waiting; a turn may count for several.
+        blocked: Turns that each block keeps waiting; a turn may count for several. Cooldown and
+            silence are counted among the first 10,000.
         oldest_debt_ms: How long the oldest debt has lasted; 0 if there is none.
     """
 
@@ -99,10 +101,10 @@ def _blocked(db: sqlite3.Connection, held: limits.Limits, now_ms: int) -> dict[B
     for block in held.blocks(now_ms):
         blocked[block] = held.queued
     if _number(db, _ANY_COOLING, now_ms):
-        blocked["cooldown"] = _number(db, _COOLING, now_ms, MOST_COUNTED)
+        blocked["cooldown"] = _number(db, _COOLING, MOST_COUNTED, now_ms)
     if _number(db, _ANY_SILENT):
         blocked["silence"] = _number(db, _SILENT, MOST_COUNTED)
-    blocked["payload"] = _number(db, _UNSEALED, MOST_COUNTED)
+    blocked["payload"] = _number(db, _UNSEALED)
     return blocked
 
 
