@@ -201,6 +201,16 @@ def a_permit_ends_with_the_grant_and_a_stop_says_when_it_is_quiet(t0: int) -> It
     yield stop(at=30_000, data={"quiet_after_ms": t0 + 30_000})
 
 
+@row(brokered=False)
+def a_shorter_permit_given_later_does_not_end_a_longer_one(t0: int) -> Iterator[Step]:
+    x = t0 + HOUR_MS
+    yield from active(K1, x)
+    yield authorize(1, x, at=100, data={"valid_for_ms": 2_000})
+    yield replace(minting(True, at=200), body={"enabled": True, "permit_ms": 50})
+    yield authorize(1, x, at=300, data={"valid_for_ms": 50})
+    yield stop(at=400, data={"quiet_after_ms": t0 + 2_100})
+
+
 @row()
 def a_shorter_permit_is_a_setting(t0: int) -> Iterator[Step]:
     x = t0 + HOUR_MS
