@@ -60,7 +60,7 @@ def arm(point: str, nth: int) -> None:
 
     match point:
         case "in-batch":
-            before(Fold, "_say_result")
+            before(Fold, "_plain")
         case "before-commit":
             before(Fold, "_commit")
         case "after-commit":

@@ -79,6 +79,8 @@ def test_refusals_are_results_as_the_contract_builds_them(driver: FoldDriver) ->
         ("tidegate.test.cmd.al!ce.{uid}.cap.stop.u1", "tidegate.test.res._.invalid.1-1"),
         ("tidegate.test.cmd.alice.short.cap.stop.u1", "tidegate.test.res._.invalid.1-1"),
         ("tidegate.test.cmd.alice.{uid}.cap", "tidegate.test.res._.invalid.1-1"),
+        ("tidegate.test.cmd.alice.{uid}.xyz.stop.u1", "tidegate.test.res._.invalid.1-1"),
+        ("tidegate.test.cmd.alice.{uid}.cp.stop.u1", "tidegate.test.res._.invalid.1-1"),
         (
             "tidegate.test.cmd.alice.{uid}.cap.frobnicate.u1",
             "tidegate.test.res.alice.{uid}.cap.frobnicate.1-1",

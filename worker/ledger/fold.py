@@ -10,12 +10,12 @@ A crash at any point leaves the file as it was after some whole batch, and the w
 import functools
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from schemas import envelope, headers, roles, strict_json, subjects
 from schemas.codes import BadInput, Code
@@ -23,7 +23,7 @@ from schemas.commands import BODIES, LEDGER_PLANES
 from schemas.commands.sys import Ruleset
 from schemas.names import Names
 from schemas.results import Accepted, Refusal, Verdict
-from schemas.subjects import Command
+from schemas.subjects import Command, Speaker
 from worker.ledger import memory, system
 from worker.ledger.errors import FoldFailed, LedgerError, LogGap, StorageFull
 from worker.ledger.marks import LogMarks
@@ -39,7 +39,6 @@ DERIVED_PREFIX: Final = "derived-"
 """Begins the id of a command that brought none; a client may only ask again with such an id."""
 
 NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
-T = TypeVar("T")
 
 _LOAD = "SELECT epoch, watermark, now_ms, chain, ruleset, ordinal FROM fold"
 _SAVE = "UPDATE fold SET epoch = ?, watermark = ?, now_ms = ?, chain = ?, ruleset = ?, ordinal = ?"
@@ -149,6 +148,7 @@ class Fold:
         self._memory = memory.Memory(db)
         self._marks = LogMarks(db)
         self._outbox = Outbox()
+        self._savepoint = db.cursor()
         self._ticked = False
         self._seq = 0
         self.state = self._load()
@@ -316,16 +316,16 @@ class Fold:
             return Stop("unknown-ruleset", seq, Ruleset(v=1, version=state.ruleset))
         now_ms = max(state.now_ms, message.time_ms)
         digest = memory.digest_of(message.subject, message.data)
-        command_id = f"{DERIVED_PREFIX}{state.epoch}-{seq:016d}"
-        speaker, plane, verb = None, "", ""
+        command_id, given = "", None
+        speaker: Speaker | None = None
+        plane = verb = ""
         said_before = len(self._outbox.rows)
         tail: bytes | Stop | None
         try:
             command = subjects.parse_command(self._names, message.subject)
             speaker, plane, verb = command.speaker, command.plane, command.verb
             given = envelope.command_id_of(message.headers)
-            if given is not None:
-                command_id = given
+            command_id = given or self._derived(seq)
             _check_allowed(speaker.principal, plane, verb)
             tx = Tx(
                 self._db,
@@ -349,15 +349,22 @@ class Fold:
         if isinstance(tail, Stop):
             return tail
         if tail is not None:
-            result_id = f"{state.epoch}-{seq}"
-            subject = subjects.result(self._names, speaker, plane, verb, result_id)
-            self._say_result(seq, now_ms, subject, command_id, result_id, tail)
+            plain = self._plain(seq, now_ms, command_id or self._derived(seq), tail)
+            state.chain = chained(state.chain, plain)
+            if not self._outbox.muted:
+                # A plane that no subject of a result can name is not repeated in one.
+                known = speaker if plane in LEDGER_PLANES else None
+                self._say_result(seq, now_ms, known, plane, verb, plain)
         state.now_ms = now_ms
         state.watermark = seq
         state.ordinal += 1
         self._memory.forget_old(now_ms)
         self._marks.add(message, digest)
         return None
+
+    def _derived(self, seq: int) -> str:
+        """The id of a command that brought none, or none that can be used."""
+        return f"{DERIVED_PREFIX}{self.state.epoch}-{seq:016d}"
 
     def _answer(
         self, tx: Tx, command: Command, given: bool, digest: bytes, data: bytes
@@ -379,7 +386,16 @@ class Fold:
                 f"a command id of your own must not begin with {DERIVED_PREFIX}",
             )
         body = BODIES[command.plane, command.verb].from_bytes(data)
-        verdict = self._in_savepoint(lambda: self._judge(tx, plane, command, body))
+        run = self._savepoint.execute
+        run("SAVEPOINT command")
+        try:
+            verdict = self._judge(tx, plane, command, body)
+        except BadInput:
+            # Bad input takes back what its command wrote, and nothing else.
+            run("ROLLBACK TO command")
+            run("RELEASE command")
+            raise
+        run("RELEASE command")
         if isinstance(verdict, Stop):
             return verdict
         tail = _tail(verdict)
@@ -398,41 +414,32 @@ class Fold:
             plane.after(tx)
         return verdict
 
-    def _in_savepoint(self, judge: Callable[[], T]) -> T:
-        """Run a transition; bad input takes back what it wrote, and nothing else."""
-        db = self._db
-        db.execute("SAVEPOINT command")
-        try:
-            value = judge()
-        except BadInput:
-            db.execute("ROLLBACK TO command")
-            db.execute("RELEASE command")
-            raise
-        db.execute("RELEASE command")
-        return value
-
     def _tick(self, tx: Tx, data: bytes) -> None:
         """Let time pass; a tick is not remembered and gets no result."""
         BODIES["sys", "tick"].from_bytes(data)
-        self._in_savepoint(lambda: self._pass_time(tx))
         self._ticked = True
-
-    def _pass_time(self, tx: Tx) -> None:
-        for plane in self._planes.values():
-            plane.tick(tx)
-        self._after_all(tx)
+        try:
+            for plane in self._planes.values():
+                plane.tick(tx)
+            self._after_all(tx)
+        except BadInput as bad:
+            raise RuntimeError("time itself was taken for bad input") from bad
 
     def _after_all(self, tx: Tx) -> None:
         for plane in self._planes.values():
             if plane.after is not None:
                 plane.after(tx)
 
+    def _plain(self, seq: int, now_ms: int, command_id: str, tail: bytes) -> bytes:
+        """A result's JSON without its chain, as ``results.build`` would write it."""
+        head = f'{{"v":1,"command_id":"{command_id}","id":"{self.state.epoch}-{seq}"'
+        return b'%b,"at_ms":%d,%b}' % (head.encode(), now_ms, tail)
+
     def _say_result(
-        self, seq: int, now_ms: int, subject: str, command_id: str, result_id: str, tail: bytes
+        self, seq: int, now_ms: int, speaker: Speaker | None, plane: str, verb: str, plain: bytes
     ) -> None:
-        head = f'{{"v":1,"command_id":"{command_id}","id":"{result_id}","at_ms":{now_ms},'
-        plain = b"%b%b}" % (head.encode(), tail)
-        self.state.chain = chained(self.state.chain, plain)
+        result_id = f"{self.state.epoch}-{seq}"
+        subject = subjects.result(self._names, speaker, plane, verb, result_id)
         body = b'%b,"chain":"%b"}' % (plain[:-1], self.state.chain.encode())
         self._outbox.say(seq, now_ms, Kind.RESULT, subject, body)
 

@@ -58,7 +58,8 @@ class Memory:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._pending: dict[bytes, tuple[int, int, bytes, bytes, bytes]] = {}
+        self._cursor = db.cursor()
+        self._pending: dict[bytes, tuple[int, int, bytearray, bytearray, bytearray]] = {}
         self._oldest_ms = _NEVER
         self.reload()
 
@@ -72,8 +73,8 @@ class Memory:
         """Look a command up; one older than 30 days is not remembered any more."""
         pending = self._pending.get(key)
         if pending is not None:
-            return Remembered(pending[3], pending[4])
-        row = self._db.execute(_FIND, (key,)).fetchone()
+            return Remembered(bytes(pending[3]), bytes(pending[4]))
+        row = self._cursor.execute(_FIND, (bytearray(key),)).fetchone()
         if row is None:
             return None
         ordinal, at_ms, digest, verdict = row
@@ -84,7 +85,14 @@ class Memory:
 
     def add(self, ordinal: int, now_ms: int, key: bytes, digest: bytes, verdict: bytes) -> None:
         """Remember a command that ``find`` did not know."""
-        self._pending[key] = (ordinal, now_ms, key, digest, verdict)
+        # The driver asks every value of a type other than these few for an adapter.
+        self._pending[key] = (
+            ordinal,
+            now_ms,
+            bytearray(key),
+            bytearray(digest),
+            bytearray(verdict),
+        )
         if now_ms < self._oldest_ms:
             self._oldest_ms = now_ms
 
