@@ -16,7 +16,7 @@ from tests.support.server import Server, spaces_of
 from tests.support.space import Space
 from worker import logs
 
-POOL = 400
+POOL = 1_500
 """Spaces of the session's server: their exports between the accounts stand in its configuration."""
 
 
