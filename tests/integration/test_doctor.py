@@ -438,8 +438,10 @@ async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
         await asyncio.to_thread(servers[1].kill)
 
         async def leaderless() -> bool:
-            found = of(Check.CLUSTER, await examine(space, **settings))
-            return any("nobody answers" in finding.found for finding in found)
+            findings = await examine(space, **settings)
+            found = [*of(Check.CLUSTER, findings), *of(Check.BROKER, findings)]
+            words = ("nobody answers", "did not answer")
+            return any(word in finding.found for word in words for finding in found)
 
         await until(leaderless, limit_s=30)
     finally:

@@ -46,9 +46,12 @@ async def _broker(
     try:
         await check_server(conn)
         is_worker = True
-    except (Denied, StartRefused, Unavailable) as error:
+    except Unavailable as error:
+        # It has streams for this account, and cannot say anything of them now.
+        return [_silent(error)]
+    except (Denied, StartRefused) as error:
         is_worker = False
-        if not isinstance(error, Denied) and not _has_streams(conn):
+        if isinstance(error, StartRefused) and not _has_streams(conn):
             return [_unfit(error)]
     findings: list[Finding] = []
     if is_worker:
