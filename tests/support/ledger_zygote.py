@@ -86,7 +86,7 @@ def arm(point: str, nth: int) -> None:
 def _die_between_publishes(passed: Callable[[], None]) -> None:
     async def store(self: Publisher, rows: Sequence[OutRow]) -> None:
         for row in rows:
-            await self._store_each([await self._outgoing(row)], [row])
+            await self._store_each(await self._outgoing([row]), [row])
             passed()
 
     Publisher._store = store  # type: ignore[method-assign]  # the point of this process

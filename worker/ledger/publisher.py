@@ -25,9 +25,11 @@ from worker.bus.errors import (
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import Outgoing
 from worker.bus.window import GroupPublisher
+from worker.errors import TidegateError
 from worker.ledger import keyed
 from worker.ledger.errors import Diverged
 from worker.ledger.lease import Lease, Progress
+from worker.ledger.space_key import KeyDamaged
 from worker.ledger.tx import Kind, OutRow
 
 BATCH: Final = 500
@@ -238,9 +240,9 @@ class Publisher:
         while True:
             messages: list[Outgoing] = []
             try:
-                messages = [await self._outgoing(row) for row in rows]
+                messages = await self._outgoing(rows)
                 await self._js.publish_batch(messages)
-            except (Unavailable, Denied) as error:
+            except (Unavailable, Denied, KeyDamaged) as error:
                 attempt = await self._pause(error, attempt)
             except BusError as error:
                 if len(messages) != len(rows):
@@ -316,13 +318,26 @@ class Publisher:
         self.said.append(row.id)
         self._wake.set()
 
-    async def _outgoing(self, row: OutRow) -> Outgoing:
-        body = row.body
-        if row.kind is Kind.KEYED:
-            body = keyed.leave(await self._space_key(), body)
-        return Outgoing(row.subject, body, None, 0)
+    async def _outgoing(self, rows: Sequence[OutRow]) -> list[Outgoing]:
+        """Rows as they leave.
 
-    async def _pause(self, error: BusError, attempt: int) -> int:
+        Raises:
+            BusError: The space's key is needed and cannot be read.
+        """
+        key = b""
+        if any(row.kind is Kind.KEYED for row in rows):
+            key = await self._space_key()
+        return [
+            Outgoing(
+                row.subject,
+                keyed.leave(key, row.body) if row.kind is Kind.KEYED else row.body,
+                None,
+                0,
+            )
+            for row in rows
+        ]
+
+    async def _pause(self, error: TidegateError, attempt: int) -> int:
         self.trouble = error.message
         if attempt == 0:
             _log.warning("results_not_published", reason=error.reason, error=error.message)
