@@ -50,7 +50,7 @@ async def test_a_heartbeat_counts_the_generation_and_moves_status_and_timer(desk
         "generation": 2,
         "deadline": deadline,
     }
-    assert await desk.kinds(target) == [("extended", 2), ("waiting", 1)]
+    await desk.was_told(target, ("extended", 2), ("waiting", 1))
     spec = await desk.spec(target)
     assert spec is not None
     assert spec["initialDeadline"] < deadline
@@ -65,7 +65,7 @@ async def test_a_deadline_may_move_earlier_and_then_expires_then(desk: Desk) -> 
     status = await desk.agree(target)
     assert (status["state"], status["settledGeneration"]) == ("expired", 2)
     assert status["deadline"] == told["data"]["deadline_at_ms"]
-    assert await desk.kinds(target) == [("expired", 2), ("extended", 2), ("waiting", 1)]
+    await desk.was_told(target, ("expired", 2), ("extended", 2), ("waiting", 1))
 
 
 @pytest.mark.usefixtures("replica")
@@ -99,7 +99,7 @@ async def test_a_heartbeat_sent_again_recognises_its_own_write(desk: Desk) -> No
     assert other["outcome"] == "stale-generation"
     assert await desk.status_at(target) == before
     assert await desk.armed(target) is not None
-    assert await desk.kinds(target) == [("extended", 2), ("waiting", 1)]
+    await desk.was_told(target, ("extended", 2), ("waiting", 1))
 
 
 @pytest.mark.usefixtures("replica")

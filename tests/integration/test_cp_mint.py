@@ -107,6 +107,7 @@ async def test_every_record_of_a_mint_carries_its_cause_and_shares_one_write(des
     ] * 3
     assert [entry.seq for entry in entries if entry] == [1, 2, 3]
     assert await desk.prompt(target) == PROMPT
+    await desk.was_told(target, ("waiting", 1))
     waiting = (await desk.facts(target))[0]
     assert (waiting.kind, waiting.generation) == ("waiting", 1)
     assert waiting.headers["Tidegate-Cause"] == f"alice/{command_id}"
@@ -214,7 +215,7 @@ async def test_the_same_mint_again_changes_no_record(desk: Desk) -> None:
     assert same["data"] == other["data"] == bobs["data"] == first["data"]
     after = await desk.js.stream_info(kv_stream(desk.names.records_bucket))
     assert after.last_seq == info.last_seq
-    assert await desk.kinds(target) == [("waiting", 1)]
+    await desk.was_told(target, ("waiting", 1))
     assert len(await desk.all_armed(target)) == 1
 
 
@@ -288,7 +289,7 @@ async def test_a_replay_on_a_settled_checkpoint_reports_it_and_arms_nothing(desk
 
     assert (told["status"], told["outcome"]) == ("ok", "already_minted")
     assert told["data"] == settled["data"]
-    assert await desk.all_armed(target) == []
+    await desk.unarmed(target)
     await desk.agree(target)
 
 

@@ -121,7 +121,7 @@ async def test_a_command_that_is_being_answered_as_the_broker_goes_has_one_effec
                 assert (status["state"], status["deadlineGeneration"]) == ("waiting", generation)
                 assert len(await desk.all_armed(target)) == 1
             for seq in seqs:
-                assert len(await desk.stored_results(seq)) == 1
+                await desk.answered_once(seq)
             assert len({target.token for target in targets}) == 4
 
 
@@ -182,9 +182,9 @@ async def test_a_durable_lost_in_mid_fetch_loses_no_command(desk: Desk, quick_sp
         second = await asyncio.gather(*(say(target) for target in targets[60:]))
         for seq in (*first, *second):
             assert (await desk.result(seq))["outcome"] in ("minted", "already_minted")
-            assert len(await desk.stored_results(seq)) == 1
+            await desk.answered_once(seq)
         for target in targets:
-            assert await desk.kinds(target) == [("waiting", 1)]
+            await desk.was_told(target, ("waiting", 1))
             assert len(await desk.all_armed(target)) == 1
 
 
@@ -222,7 +222,7 @@ async def test_a_worker_that_stood_still_while_another_took_over_doubles_nothing
         for target in (*resumed, *expired, *again):
             await desk.agree(target)
         for seq in seqs:
-            assert len(await desk.stored_results(seq)) == 1
+            await desk.answered_once(seq)
         assert other.plane.not_ready() == []
     assert still.alive
     await still.kill()
@@ -252,10 +252,10 @@ async def test_a_worker_told_to_end_in_mid_request_loses_nothing(
     async with serving(quick_space):
         for seq in seqs:
             assert (await desk.result(seq))["outcome"] == "minted"
-            assert len(await desk.stored_results(seq)) == 1
+            await desk.answered_once(seq)
         for target in targets:
             assert len(await desk.all_armed(target)) == 1
-            assert await desk.kinds(target) == [("waiting", 1)]
+            await desk.was_told(target, ("waiting", 1))
     assert answered <= len(seqs)
 
 
@@ -306,6 +306,6 @@ async def test_a_worker_killed_again_and_again_under_load_doubles_nothing(
         await replica.swept()
         for target, seqs in finished:
             await desk.agree(target)
-            assert await desk.kinds(target) == [("extended", 2), ("resumed", 2), ("waiting", 1)]
+            await desk.was_told(target, ("extended", 2), ("resumed", 2), ("waiting", 1))
             for seq in seqs:
-                assert len(await desk.stored_results(seq)) == 1
+                await desk.answered_once(seq)

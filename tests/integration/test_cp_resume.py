@@ -77,7 +77,7 @@ async def test_the_holder_resumes_and_the_timer_is_cancelled(desk: Desk) -> None
     stored = await desk.status_at(target)
     assert stored.headers["Tidegate-Cause"] == f"alice/{command_id}"
     assert fact.headers["Tidegate-Cause"] == f"alice/{command_id}"
-    assert await desk.kinds(target) == [("resumed", 1), ("waiting", 1)]
+    await desk.was_told(target, ("resumed", 1), ("waiting", 1))
     fires = await desk.stored(desk.names.ept_stream, desk.timer_subject(target, "fire"))
     assert fires == []
 
@@ -104,6 +104,8 @@ async def test_another_holder_is_denied_before_anything_else(desk: Desk, state: 
         told = await desk.resume(target, {"answer": "maybe", "prompt_digest": "0" * 64}, by=other)
         assert (told["error"]["code"], told["outcome"]) == ("permission-denied", "not-the-holder")
         assert told["data"] == {}
+        told = await desk.resume(target, by=other)
+        assert told["outcome"] == "not-the-holder"
     assert await desk.status_at(target) == before
 
 

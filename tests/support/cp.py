@@ -36,7 +36,7 @@ from worker.settings import Settings
 Json = dict[str, Any]
 
 MINUTE_MS = 60_000
-LIMIT_S = 15.0
+LIMIT_S = 40.0
 """Longest a condition is waited for: it bounds a broken run, no test depends on it."""
 
 ENDPOINT = "review.eu"
@@ -341,6 +341,35 @@ class Desk:
             )
             for message in await self.stored(self.names.res_stream, pattern)
         ]
+
+    async def answered_once(self, seq: int) -> None:
+        """Require that one result is stored for a command.
+
+        Who listens hears a result before the stream has stored it, so it is waited for.
+        """
+
+        async def stored() -> bool:
+            return bool(await self.stored_results(seq))
+
+        await until(stored, what=f"the result of {seq} is stored")
+        assert len(await self.stored_results(seq)) == 1
+
+    async def was_told(self, target: Checkpoint, *kinds: tuple[str, int]) -> None:
+        """Wait until observers were told exactly this of a checkpoint, repairs aside."""
+
+        async def told() -> bool:
+            return len(await self.kinds(target)) >= len(kinds)
+
+        await until(told, what=f"observers are told of {target}: {kinds}")
+        assert await self.kinds(target) == sorted(kinds)
+
+    async def unarmed(self, target: Checkpoint | None = None) -> None:
+        """Wait until no timer of a checkpoint, or of any, is left."""
+
+        async def gone() -> bool:
+            return await self.all_armed(target) == []
+
+        await until(gone, what=f"no timer of {target} is left")
 
     async def kinds(self, target: Checkpoint) -> list[tuple[str, int]]:
         """Kind and generation of every public fact but repairs, sorted."""
