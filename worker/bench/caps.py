@@ -40,6 +40,9 @@ BUSY: Final = 0.8
 RESULT: Final = b"r" * 400
 """About the size of a result."""
 
+IN_FLIGHT: Final = 256
+"""Callers at once; fewer would all wait for the same batch and leave the pipeline half empty."""
+
 NEVER_SAID: Final = 2**62
 WARM_UP: Final = 200
 
@@ -66,7 +69,7 @@ class Load:
             return f"the machine's {machine} cores ({self._shares()})"
         if self.cores[busiest] >= BUSY:
             return f"one core of the {busiest} ({self._shares()})"
-        return f"waiting for the disk and for answers ({self._shares()} of {machine} cores)"
+        return f"waiting for synced writes and for answers ({self._shares()} of {machine} cores)"
 
     def _shares(self) -> str:
         return ", ".join(f"{name} {used:.2f}" for name, used in self.cores.items())
@@ -93,7 +96,7 @@ async def run(count: int, say: Say) -> JsonObject:
         "v": 1,
         "bench": "caps",
         "count": count,
-        "in_flight": ground.IN_FLIGHT,
+        "in_flight": IN_FLIGHT,
         "machine": ground.machine(),
         **modes,
     }
@@ -113,9 +116,9 @@ async def _mode(place: Ground, js: JetStream, count: int, say: Say) -> JsonObjec
         await operator.cap.minting(True)
         expiry = _in(FAR_MS)
         await pipeline(WARM_UP, lambda n: _pair(client, f"warm-{n}", expiry))
-        say(f"reserving and confirming {count} caps, {ground.IN_FLIGHT} in flight")
+        say(f"reserving and confirming {count} caps, {IN_FLIGHT} in flight")
         pairs = await _load(place, metrics, count, lambda n: _pair(client, f"a{n}", expiry))
-        say(f"authorizing {count} times, {ground.IN_FLIGHT} in flight")
+        say(f"authorizing {count} times, {IN_FLIGHT} in flight")
         authorized = await _load(
             place, metrics, count, lambda n: _authorize(client, f"a{n}", expiry, "")
         )
@@ -169,7 +172,7 @@ async def _load(
     place: Ground, metrics: "_Metrics", count: int, work: Callable[[int], Awaitable[object]]
 ) -> Load:
     before, commits = place.processor_s(), await metrics.commits()
-    rate = await pipeline(count, work)
+    rate = await pipeline(count, work, in_flight=IN_FLIGHT)
     took_s = rate.count / rate.per_s
     cores = _cores(before, place.processor_s(), took_s)
     return Load(rate, cores, (await metrics.commits() - commits) / took_s)
@@ -202,7 +205,7 @@ async def _drain(place: Ground, js: JetStream, count: int) -> Load:
         subject, body, command_id = commands[number]
         await js.publish(subject, body, headers={headers.COMMAND: command_id})
 
-    await pipeline(len(commands), publish, in_flight=256)
+    await pipeline(len(commands), publish, in_flight=IN_FLIGHT)
     before = place.processor_s()
     await place.start_worker()
     async with place.client("_op-bench") as operator:
