@@ -429,3 +429,75 @@ async def test_a_worker_that_was_stopped_for_long_says_nothing_that_another_has_
         await desk.ask("expire", a_target(), {})
         assert [told["outcome"] for told in desk.heard[seq]] == ["resumed"]
         await desk.agree(target)
+
+
+async def test_a_command_cut_off_right_after_its_result_is_completed_when_it_comes_again(
+    desk: Desk, space: Space
+) -> None:
+    """The result stands, but neither observers were told nor the timer cancelled."""
+    minted, moved, resumed = a_target(), a_target(), a_target()
+    deadline = await desk.now_ms() + MINUTE_MS
+    ids = [new_id() for _ in range(3)]
+    holder = {"id": "alice", "lifecycleUid": desk.alice.uid}
+    cases: list[tuple[Checkpoint, str, Json, Json, tuple[str, int]]] = [
+        (minted, "mint", {"deadline_at_ms": deadline}, {}, ("waiting", 1)),
+        (
+            moved,
+            "heartbeat",
+            {"generation": 1, "deadline_at_ms": deadline},
+            {"deadlineGeneration": 2},
+            ("extended", 2),
+        ),
+        (
+            resumed,
+            "resume",
+            {},
+            {
+                "state": "resumed",
+                "settledGeneration": 1,
+                "settledTs": deadline - 5,
+                "settledHolder": holder,
+            },
+            ("resumed", 1),
+        ),
+    ]
+    async with serving(space) as replica:
+        for number, (target, verb, body, changes, told) in enumerate(cases):
+            seq = 1_000_000 + number
+            status = await desk.plant(target, in_ms=MINUTE_MS)
+            spec = await desk.spec(target)
+            assert spec is not None
+            await desk.put(subjects.spec_key(target), {**spec, "initialDeadline": deadline})
+            cause = {"Tidegate-Cause": f"alice/{ids[number]}"}
+            status |= {"deadline": deadline, **changes}
+            await desk.put(subjects.status_key(target), status, **cause)
+            result = {
+                "v": 1,
+                "command_id": ids[number],
+                "id": str(seq),
+                "at_ms": deadline - 4,
+                "status": "ok",
+                "outcome": "whatever",
+                "data": {},
+            }
+            where = subjects.result(desk.names, desk.alice, "cp", verb, str(seq))
+            await desk.js.publish(where, json.dumps(result).encode())
+            message = StoredMessage(
+                subjects.checkpoint_command(desk.names, desk.alice, verb, target),
+                seq,
+                await desk.now_ms() * 1_000_000,
+                Headers({"Tidegate-Command": ids[number]}),
+                json.dumps({"v": 1, **body}).encode(),
+                desk.names.cmd_stream,
+            )
+            delivery = await desk.deliver(message, delivered=2)
+            await replica.plane._commands.handle(delivery)
+            assert delivery.settled
+            await desk.was_told(target, told)
+            kept = await desk.stored(desk.names.res_stream, where)
+            assert [json.loads(one.data) for one in kept] == [result]
+            if changes.get("state") == "resumed":
+                assert await desk.fact(target) is not None
+                await desk.unarmed(target)
+            else:
+                assert len(await desk.all_armed(target)) == 1

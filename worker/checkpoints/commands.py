@@ -17,6 +17,7 @@ from schemas.subjects import Speaker
 from worker import logs, metrics
 from worker.bus.errors import BusError, CasLost
 from worker.bus.jetstream import JetStream
+from worker.bus.messages import StoredMessage
 from worker.bus.pull import Delivery
 from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context, Telling
@@ -94,9 +95,13 @@ class CommandHandler:
             subject = subjects.result(
                 self._names, command.speaker, "cp", command.verb, str(delivery.stream_seq)
             )
-            if self._may_have_been_served(delivery) and await self._result_exists(subject):
-                await delivery.ack()
-                return
+            if self._may_have_been_served(delivery):
+                answered = await self._js.last_message(self._names.res_stream, subject)
+                if answered is not None:
+                    if delivery.delivered > 1 and _was_accepted(answered):
+                        await self._finish(command, command_id, delivery)
+                    await delivery.ack()
+                    return
             context: Context | None = None
             verdict: Verdict
             if refused is not None:
@@ -104,14 +109,7 @@ class CommandHandler:
             else:
                 try:
                     _check_role(command)
-                    context = Context(
-                        command.speaker,
-                        subjects.checkpoint_key(command.key),
-                        command_id,
-                        delivery.stream_seq,
-                        delivery.time_ms,
-                        _trace(delivery),
-                    )
+                    context = _context(command, command_id, delivery)
                     verdict = await self._decide(context, command.verb, delivery)
                 except BadInput as bad:
                     verdict = Refusal.of(bad)
@@ -127,6 +125,18 @@ class CommandHandler:
             await self._answer(
                 delivery, command.speaker, command.verb, command_id, verdict, telling
             )
+
+    async def _finish(self, command: subjects.Command, command_id: str, delivery: Delivery) -> None:
+        """Complete what a worker that was cut off right after its result may have left undone.
+
+        An accepted command recognises its own write, so serving it again decides nothing anew.
+        """
+        try:
+            context = _context(command, command_id, delivery)
+            await self._decide(context, command.verb, delivery)
+        except BadInput:
+            return
+        await together(*(tell() for tell in context.telling))
 
     async def _decide(self, ctx: Context, verb: str, delivery: Delivery) -> Verdict:
         try:
@@ -209,6 +219,24 @@ class CommandHandler:
         except CasLost:
             # Another replica, or an earlier delivery, has answered; the first answer stands.
             return
+
+
+def _context(command: subjects.Command, command_id: str, delivery: Delivery) -> Context:
+    return Context(
+        command.speaker,
+        subjects.checkpoint_key(command.key),
+        command_id,
+        delivery.stream_seq,
+        delivery.time_ms,
+        _trace(delivery),
+    )
+
+
+def _was_accepted(answered: StoredMessage) -> bool:
+    try:
+        return results.Result.parse(answered.data).status == "ok"
+    except BadInput:
+        return False
 
 
 def _monotonic_ms() -> float:
