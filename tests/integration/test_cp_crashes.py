@@ -34,6 +34,7 @@ from tests.support.cp_process import ForkServer, Kill, Stream, fork_server
 from tests.support.server import Server
 from tests.support.space import Space
 from worker.checkpoints import sweep
+from worker.timers.writer import rfc3339
 
 PROMPT = {"v": 1, "title": "Ship it?", "choices": ["yes", "no"]}
 MOST_WRITES = 6
@@ -76,6 +77,17 @@ async def minted(desk: Desk, target: Checkpoint) -> Json:
 
 async def minted_soon(desk: Desk, target: Checkpoint) -> Json:
     return dict((await desk.mint(target, in_ms=1_000))["data"])
+
+
+async def minted_with_a_slow_timer(desk: Desk, target: Checkpoint) -> Json:
+    """The broker's schedule comes long after the wheel, so the wheel does everything alone."""
+    told = await minted_soon(desk, target)
+    armed = await desk.armed(target)
+    assert armed is not None
+    headers = {name: armed.headers[name] for name in armed.headers if "Schedule" in name}
+    headers["Nats-Schedule"] = f"@at {rfc3339(told['deadline_at_ms'] + 1_500)}"
+    await desk.js.publish(armed.subject, armed.data, headers=headers)
+    return told
 
 
 async def planted_overdue(desk: Desk, target: Checkpoint) -> Json:
@@ -230,6 +242,14 @@ SCENARIOS: dict[str, Scenario] = {
     "the wheel": Scenario(
         minted_soon, wait_for_it, was_expired, SETTLING, [EXPIRED, WAITING], wheel=True
     ),
+    "the wheel alone": Scenario(
+        minted_with_a_slow_timer,
+        wait_for_it,
+        was_expired,
+        SETTLING,
+        [EXPIRED, WAITING],
+        wheel=True,
+    ),
     "a fire": Scenario(minted_soon, wait_for_it, was_expired, SETTLING, [EXPIRED, WAITING]),
     "the sweep": Scenario(
         planted_overdue, wait_for_it, was_expired, SETTLING, [EXPIRED], at_start=True
@@ -249,12 +269,13 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 GROUPS = (
     ("mint", "heartbeat", "a foreign request", "repair of a timer", "repair of a fact"),
     ("resume", "resume of another's", "late resume", "late heartbeat"),
-    ("expire", "the wheel", "a fire", "the sweep"),
+    ("expire", "the wheel", "the wheel alone", "a fire", "the sweep"),
 )
 WITHOUT_TIMER = {
-    *("resume of another's", "expire", "late resume", "late heartbeat", "the sweep", "a fire"),
+    *("resume of another's", "expire", "late resume", "late heartbeat"),
+    *("the sweep", "a fire", "the wheel"),
 }
-"""These settle what has no timer any more, so there is none to cancel."""
+"""These settle what may have no timer any more, so there is none to cancel."""
 
 
 def test_every_scenario_is_run() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from schemas.names import kv_stream
 from schemas.subjects import Checkpoint
@@ -119,8 +120,11 @@ async def test_a_store_replaced_by_an_older_copy_undoes_no_settlement(
         # Once mended it is a stream like any other: no second alarm, and work goes on.
         fresh = a_target()
         await desk.mint(fresh)
-        await replica.plane._guard.flush()
-        await replica.plane._check_streams()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(2):
+                await replica.plane._guard.flush()
+                await replica.plane._check_streams()
+        assert [line["event"] for line in lines if "streams" in line["event"]] == []
         assert replica.plane.not_ready() == []
         assert (await desk.resume(fresh))["outcome"] == "resumed"
         assert (await desk.status_at(fresh)).headers["Tidegate-Cause"].startswith("alice/")
@@ -184,6 +188,21 @@ async def test_settle_facts_of_a_recreated_stream_are_published_again(
         await replica.plane._check_streams()
         assert [await desk.fact(target) for target in targets] == facts
         await stands(desk, targets, statuses)
+
+
+async def test_a_recreated_stream_is_known_by_its_birth_however_full_it_is_again(
+    desk: Desk, own_space: Space
+) -> None:
+    async with serving(own_space) as replica:
+        targets = await mint_three(desk)
+        await settle_three(desk, targets)
+        facts = [await desk.fact(target) for target in targets]
+        await recreate(desk, desk.names.epf_stream)
+        for number in range(10):
+            other = Checkpoint("other", f"t{number}")
+            await desk.put_fact(other, {"v": 1, "token": other.token})
+        await replica.plane._check_streams()
+        assert [await desk.fact(target) for target in targets] == facts
 
 
 async def test_a_token_that_settled_stays_settled_when_all_records_are_lost(
