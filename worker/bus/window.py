@@ -122,6 +122,11 @@ class GroupPublisher:
         self.published = 0
         self.refused_batches = 0
 
+    def without_batches(self) -> None:
+        """Send one by one from now on, since the stream takes no atomic batches."""
+        self._max_batch = 1
+        self._singles.limit = max(self._singles.limit, 64)
+
     @property
     def waiting(self) -> int:
         """Groups handed in and not yet answered."""

@@ -198,6 +198,7 @@ class CheckpointPlane:
         """Learn the broker's time, look for a regression, open the index."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         await self._clock.refresh()
+        await self._learn_batches()
         # What is in the stream already may have been served by whoever ran before.
         commands = await self._js.stream_info(self._names.cmd_stream)
         self._commands.served_up_to(commands.last_seq)
@@ -205,6 +206,15 @@ class CheckpointPlane:
         await self._check_streams()
         await self._feed.open()
         await self._conn.on_connect(self._reconnected)
+
+    async def _learn_batches(self) -> None:
+        """Find out which streams take atomic batches; those of a foreign space may not."""
+        for publisher in (self._kv, self._epf, self._ept, self._res):
+            info = await self._js.stream_info(publisher.stream)
+            if not info.config.get("allow_atomic"):
+                publisher.without_batches()
+                if publisher is self._kv:
+                    self._records.without_batches()
 
     async def run(self) -> None:
         """Serve until stopped; whatever of it ends first ends the plane."""

@@ -113,6 +113,10 @@ class Records:
         self._specs: OrderedDict[Checkpoint, SpecAt] = OrderedDict()
         self._waiting: OrderedDict[Checkpoint, StatusAt] = OrderedDict()
 
+    def without_batches(self) -> None:
+        """Write key by key from now on, since the bucket takes no atomic batches."""
+        self._atomic = False
+
     async def status(self, target: Checkpoint) -> StatusAt | Deleted | None:
         """The status at the leader.
 
