@@ -63,6 +63,11 @@ LOOP_DELAY = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5),
     registry=REGISTRY,
 )
+TASKS = Gauge(
+    "tidegate_tasks",
+    "Tasks of the worker's event loop; a number that only grows is a leak.",
+    registry=REGISTRY,
+)
 COMMANDS = Counter(
     "tidegate_commands",
     "Commands that got a result, by the result's status (ok, refused, failed) and outcome.",

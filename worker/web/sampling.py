@@ -70,6 +70,7 @@ class Sampler:
     def _sample_process(self) -> None:
         conn = self._worker.conn
         metrics.READY.set(not self._worker.not_ready())
+        metrics.TASKS.set(len(asyncio.all_tasks()))
         metrics.CONNECTED.set(conn is not None and conn.connected)
         server = "" if conn is None else ".".join(map(str, conn.server_version))
         metrics.BUILD_INFO.clear()
