@@ -1,13 +1,28 @@
 """``tidegate status``: whether a worker serves a space, and how it is."""
 
+import asyncio
 import json
+import time
+from typing import Annotated, Final
 
 import typer
 
+from schemas.codes import Code
 from schemas.strict_json import JsonObject
 from worker.cli import common
-from worker.cli.common import AsOption, ConfigOption, JsonFlag, NatsOption, SpaceOption
+from worker.cli.common import (
+    AsOption,
+    ConfigOption,
+    JsonFlag,
+    NatsOption,
+    Session,
+    SpaceOption,
+)
 from worker.cli.instants import show_duration, show_instant
+from worker.errors import TidegateError
+
+ASK_AGAIN_S: Final = 0.1
+_NOT_YET: Final = frozenset({Code.FAILED_PRECONDITION, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 
 
 def register(app: typer.Typer) -> None:
@@ -15,6 +30,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command(epilog="Exit codes: 0 ready, 1 not ready or nobody there.")
     def status(
+        wait: Annotated[
+            str | None,
+            typer.Option(
+                "--wait", help="Wait this long for a worker to be ready.", metavar="DURATION"
+            ),
+        ] = None,
         space: SpaceOption = None,
         as_: AsOption = None,
         timeout: common.TimeoutOption = None,
@@ -27,13 +48,32 @@ def register(app: typer.Typer) -> None:
             config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
         )
 
-        async def work() -> JsonObject:
-            async with session.client() as client:
-                return await client.status()
-
-        found = common.run_async(work())
+        wait_ms = common.duration("--wait", wait) if wait else 0
+        found = common.run_async(_ready_within(session, wait_ms))
         common.emit(found, as_json, _lines(found))
         raise typer.Exit(common.OK if found["ready"] else common.FAILED)
+
+
+async def _ready_within(session: Session, wait_ms: int) -> JsonObject:
+    """Ask until a worker is ready or the time is over; the last answer, or its error.
+
+    A worker that is just being started has left no word of its broker yet, or does not answer yet.
+    """
+    until = time.monotonic() + wait_ms / 1000
+    while True:
+        try:
+            found = await _ask(session)
+            if found["ready"] or time.monotonic() >= until:
+                return found
+        except TidegateError as error:
+            if error.code not in _NOT_YET or time.monotonic() >= until:
+                raise
+        await asyncio.sleep(ASK_AGAIN_S)
+
+
+async def _ask(session: Session) -> JsonObject:
+    async with session.client() as client:
+        return await client.status()
 
 
 def _lines(found: JsonObject) -> list[str]:
