@@ -1,7 +1,8 @@
 """Who speaks from this machine: a principal and a uid, kept so that a holder survives a restart.
 
 The first identity is the default one, ``<data dir>/identity.json``; others lie beside it in
-``identities/<principal>.json``. Files are readable by their owner only.
+``identities/<principal>.json``. A reserved name (``_op``) is never the default one. Files are
+readable by their owner only.
 """
 
 import base64
@@ -20,6 +21,8 @@ from worker import files
 from worker.errors import TidegateError
 
 UID_BYTES = 16
+RESERVED = "_"
+"""How names begin that are given to a role; see ``schemas.roles``."""
 
 
 class BadIdentity(TidegateError):
@@ -94,7 +97,7 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
     for _ in range(2):
         if (kept := find(data_dir, principal)) is not None:
             return kept
-        is_first = find(data_dir, None) is None
+        is_first = find(data_dir, None) is None and not principal.startswith(RESERVED)
         path = data_dir / "identity.json" if is_first else _path_of(data_dir, principal)
         if files.create_private(path, content.encode()):
             return Kept(speaker, path, created=True)

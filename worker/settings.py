@@ -146,8 +146,8 @@ class Settings(BaseSettings):
     )
     principal: str | None = Field(
         None,
-        description="Who commands of the command line speak as; by default the broker user, "
-        "else the identity kept here.",
+        description="Who commands of the command line speak as; by default the one whom the "
+        "broker user has rights for, else the identity kept here.",
     )
     timeout_ms: Milliseconds = Field(
         10_000, description="How long commands of the command line wait for a result, ms."

@@ -670,3 +670,50 @@ async def test_nobody_answers_in_c_for_the_broker(production: Production) -> Non
         await client.request("$JS.API.INFO", b"", timeout=0.5)
     assert rights.violations == ["publish $js.api.info"]
     await client.close()
+
+
+def shell(
+    production: Production, role: Role, data_dir: Path, arguments: str
+) -> "subprocess.CompletedProcess[str]":
+    """A command with one role's login, and nothing that says who speaks."""
+    grant = GRANTS[role]
+    env = environment(
+        nats_url=production.url,
+        nats_user=grant.name,
+        nats_password=PASSWORDS[grant.variable],
+        data_dir=data_dir,
+    )
+    return command(arguments.split(), env)
+
+
+def test_commands_speak_as_whom_their_login_may(production: Production, tmp_path: Path) -> None:
+    """Nobody has to know that an operator's principal is not its user's name."""
+    user = tmp_path / "user"
+    for role, arguments in (
+        (Role.OPERATOR, "cap minting on"),
+        (Role.OPERATOR, f"cap stop {PERSON}"),
+        (Role.OPERATOR, "cp list"),
+        (Role.OPERATOR, "adm policy"),
+        (Role.OPERATOR, "adm leases"),
+        (Role.MINTER, f"cp mint {ENDPOINT} speaks-by-itself -d +1h"),
+        (Role.OPERATOR, f"cp repair {ENDPOINT} speaks-by-itself"),
+        (Role.OBSERVER, "adm leases"),
+        (Role.WITNESS, "status"),
+        (Role.WORKER, "status"),
+    ):
+        done = shell(production, role, user, arguments)
+        assert done.returncode == 0, f"{role} {arguments}: {done.stderr}"
+    kept = {path.stem for path in user.rglob("*.json")}
+    assert kept == {"identity", "observer"}
+    assert '"minter"' in (user / "identity.json").read_text()
+
+
+def test_whoever_has_the_workers_login_proves_and_keeps_the_ledger(
+    production: Production, tmp_path: Path
+) -> None:
+    for arguments in ("ledger verify", f"ledger backup {tmp_path / 'kept.db'}"):
+        done = shell(production, Role.WORKER, tmp_path / "user", arguments)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "kept.db").stat().st_size > 0
+    refused = shell(production, Role.OPERATOR, tmp_path / "user", "ledger verify")
+    assert refused.returncode == 3, refused.stderr

@@ -186,4 +186,10 @@ def test_a_broker_that_says_nothing_is_a_warning() -> None:
 def test_the_status_is_asked_for_in_the_name_one_has() -> None:
     assert rights.speaker_of(info([GRANTS[Role.OPERATOR]]), NAMES) == "_op"
     assert rights.speaker_of(info([GRANTS[Role.MINTER]]), NAMES) == "minter"
-    assert rights.speaker_of(info([GRANTS[Role.WORKER]]), NAMES) is None
+    assert rights.speaker_of(info([GRANTS[Role.WORKER]]), NAMES) == "_op"
+    assert rights.speaker_of(info([GRANTS[Role.MINTER]]), Names("tidegate", "other")) is None
+
+
+def test_of_several_names_a_user_speaks_as_its_own() -> None:
+    both = info([GRANTS[Role.MINTER], GRANTS[Role.CONNECTOR]])
+    assert rights.principals_of(both, NAMES) == ("minter", "connector")

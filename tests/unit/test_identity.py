@@ -95,3 +95,13 @@ def test_the_replica_id_is_kept(tmp_path: Path) -> None:
     (tmp_path / "replica").write_text("not one")
     with pytest.raises(BadIdentity, match="replica id"):
         identity.replica_id(tmp_path)
+
+
+def test_a_reserved_name_is_never_the_default(tmp_path: Path) -> None:
+    kept = identity.init(tmp_path, "_op", identity.new_uid())
+    assert identity.find(tmp_path, None) is None
+    assert identity.find(tmp_path, "_op") == identity.Kept(kept.speaker, kept.path, created=False)
+    identity.init(tmp_path, "alice", identity.new_uid())
+    default = identity.find(tmp_path, None)
+    assert default is not None
+    assert default.speaker.principal == "alice"

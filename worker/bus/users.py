@@ -228,6 +228,8 @@ def _worker_publishes(names: Names) -> Iterator[str]:
     yield f"{prefix}.epf.*.cp.*"
     yield f"{prefix}.hb.*.*"
     yield f"{prefix}.ctl.>"
+    # Backups and proofs of the ledger need streams and answers under one credential.
+    yield f"{prefix}.qry.{OPERATOR_PREFIX}.*.sys.*"
     for bucket in (
         names.records_bucket,
         names.payloads_bucket,

@@ -7,7 +7,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from schemas.codes import BadInput, Code
+from schemas.roles import OPERATOR_PREFIX
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker.cli.instants import parse_duration, parse_instant
@@ -61,7 +63,8 @@ AsOption = Annotated[
     typer.Option(
         "--as",
         help="Who speaks: a principal, with the uid kept here (see identity), or principal.uid; "
-        "by default TIDEGATE_PRINCIPAL, else the broker user, else the identity kept here.",
+        "by default TIDEGATE_PRINCIPAL, else the one the broker user has rights for, else the "
+        "identity kept here.",
         metavar="PRINCIPAL",
     ),
 ]
@@ -86,31 +89,49 @@ class Session:
     Attributes:
         loaded: The settings.
         space: The space it speaks in.
-        speaker: Who speaks.
+        speaker: Who speaks; ``None`` leaves it to the broker, which knows its user's rights.
         as_json: Whether ``--json`` was given.
         timeout_ms: How long to wait for a result.
+        operates: Whether only an operator may use the command.
     """
 
     loaded: "Loaded"
     space: str
-    speaker: Speaker
+    speaker: Speaker | None
     as_json: bool
     timeout_ms: int
+    operates: bool = False
 
-    def client(self) -> "Client":
-        """A client of this session, to be opened with ``async with``."""
+    @asynccontextmanager
+    async def client(self) -> "AsyncIterator[Client]":
+        """An open client of this session."""
         from worker import broker
         from worker.client import Client
 
         settings = self.loaded.settings
-        return Client(
+        client = Client(
             broker.client_options(settings),
-            self.speaker,
+            self.speaker or _one_life(OPERATOR_PREFIX),
             self.space,
             root=settings.root,
             timeout_ms=self.timeout_ms,
-            name=f"tidegate-cli-{self.speaker.principal}",
+            name=f"tidegate-cli-{self.speaker.principal}" if self.speaker else "tidegate-cli",
         )
+        async with client:
+            if self.speaker is None:
+                client.speaker = await self._known_to_broker(client)
+            yield client
+
+    async def _known_to_broker(self, client: "Client") -> Speaker:
+        """Whom the broker lets this user speak as, in the life that is kept here."""
+        from worker.doctor import rights
+
+        settings = self.loaded.settings
+        found = await rights.user_info(client.conn)
+        may = rights.principals_of(found, client.names) if found else ()
+        if self.operates and (OPERATOR_PREFIX in may or not may):
+            return _life_of(settings, OPERATOR_PREFIX)
+        return _life_of(settings, may[0] if may else _broker_user(settings))
 
 
 def session(
@@ -121,6 +142,7 @@ def session(
     as_: str | None,
     as_json: bool,
     timeout: str | None,
+    operates: bool = False,
 ) -> Session:
     """Read settings and identity.
 
@@ -137,9 +159,10 @@ def session(
     return Session(
         loaded=loaded,
         space=space or settings.spaces[0],
-        speaker=_speaker(settings, as_),
+        speaker=_speaker(settings, as_, operates=operates),
         as_json=as_json,
         timeout_ms=duration("--timeout", timeout) if timeout else settings.timeout_ms,
+        operates=operates,
     )
 
 
@@ -151,19 +174,16 @@ def operators(
     as_json: bool,
     timeout: str | None,
 ) -> Session:
-    """A session of an operator, since nobody else may use the verb.
-
-    Where nobody is named it is a life of one command, which is not kept: a kept one could become
-    the identity that everything else speaks with.
-    """
-    from schemas.roles import OPERATOR_PREFIX
-    from worker import identity, settings
-
-    if as_ is None:
-        given = settings.load({"nats_url": nats}, config_file=config).settings
-        if not given.principal and not given.nats_user:
-            as_ = f"{OPERATOR_PREFIX}.{identity.new_uid()}"
-    return session(config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout)
+    """A session of an operator, where nobody else may use the command."""
+    return session(
+        config=config,
+        nats=nats,
+        space=space,
+        as_=as_,
+        as_json=as_json,
+        timeout=timeout,
+        operates=True,
+    )
 
 
 def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
@@ -180,9 +200,7 @@ def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
     return loaded
 
 
-def _speaker(settings: "Settings", as_: str | None) -> Speaker:
-    from worker import identity
-
+def _speaker(settings: "Settings", as_: str | None, *, operates: bool) -> Speaker | None:
     if as_ is not None:
         principal, dot, uid = as_.partition(".")
         if dot:
@@ -192,19 +210,56 @@ def _speaker(settings: "Settings", as_: str | None) -> Speaker:
                 usage("--as", bad.message)
         if not principal:
             usage("--as", "names nobody")
-    else:
-        principal = settings.principal or _broker_user(settings) or ""
-    kept = identity.find(settings.data_dir, principal or None)
+        return _life_of(settings, principal)
+    if settings.principal:
+        return _life_of(settings, settings.principal)
+    if _signs_in(settings):
+        return None
+    return _one_life(OPERATOR_PREFIX) if operates else _life_of(settings, None)
+
+
+def _life_of(settings: "Settings", principal: str | None) -> Speaker:
+    """The life of a principal, or of the default one, that is kept here; a new one is kept.
+
+    A reserved name gets a new one each time: nothing is ever held by it.
+    """
+    from worker import identity
+
+    kept = identity.find(settings.data_dir, principal)
     if kept is None:
         name = principal or _local_user()
+        if name.startswith(identity.RESERVED):
+            return _one_life(name)
         kept = identity.init(settings.data_dir, name, identity.new_uid())
         if kept.created:
             say(f"tidegate: made an identity for {kept.speaker.principal} in {kept.path}")
     return kept.speaker
 
 
+def _one_life(principal: str) -> Speaker:
+    """A life for one command."""
+    from worker import identity
+
+    try:
+        return Speaker(principal, identity.new_uid())
+    except BadInput as bad:
+        usage("--as", bad.message)
+
+
+def _signs_in(settings: "Settings") -> bool:
+    """Whether the broker knows who we are."""
+    from urllib.parse import urlsplit
+
+    return bool(
+        settings.nats_user
+        or settings.nats_nkey_seed_file
+        or settings.nats_creds_file
+        or any(urlsplit(url).username for url in settings.servers)
+    )
+
+
 def _broker_user(settings: "Settings") -> str | None:
-    """The broker user, if it could be a principal: permissions are given to it by that name."""
+    """The broker user, if it could be a principal."""
     from schemas import tokens
 
     user = settings.nats_user

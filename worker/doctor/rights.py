@@ -109,16 +109,27 @@ def examine(
 
 def speaker_of(found: UserInfo, names: Names) -> str | None:
     """As whom a user may ask for a space's status; ``None`` if as nobody."""
-    asked = f"{names.prefix}.qry.{{}}.*.sys.status"
-    if found.publish.permits(asked.format("*")):
+    if found.publish.permits(_asks_status(names, "*")):
         return OPERATOR_PREFIX
+    return next(iter(principals_of(found, names)), None)
+
+
+def principals_of(found: UserInfo, names: Names) -> tuple[str, ...]:
+    """The principals that a user's rights name in a space, its own name first.
+
+    Empty if they name nobody: a worker's, or a user's who may speak as anybody.
+    """
     principals = {
         parts[3]
         for pattern in found.publish.granted()
         if len(parts := pattern.split(".")) > 3 and tokens.is_principal(parts[3])
     }
-    may = (one for one in sorted(principals) if found.publish.permits(asked.format(one)))
-    return next(may, None)
+    ordered = sorted(principals, key=lambda one: (one != found.user, one))
+    return tuple(one for one in ordered if found.publish.permits(_asks_status(names, one)))
+
+
+def _asks_status(names: Names, principal: str) -> str:
+    return f"{names.prefix}.qry.{principal}.*.sys.status"
 
 
 def _worker(
