@@ -22,6 +22,7 @@ from worker.cli import (
     run_worker,
     schema,
     setup,
+    soak,
     status,
     top,
     witness,
@@ -50,6 +51,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 schema.register(app)
 demo.register(app)
+soak.register(app)
 doctor.register(app)
 witness.register(app)
 

@@ -1,0 +1,47 @@
+"""``tidegate soak``: steady mixed traffic, watched for anything that only grows."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from worker.cli import common
+from worker.cli.common import JsonFlag
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command()
+    def soak(
+        minutes: Annotated[
+            float,
+            typer.Option(
+                "--minutes",
+                min=0.05,
+                max=100_000,
+                help="How long; drift is judged from 5.5 minutes on.",
+            ),
+        ] = 10.0,
+        rate: Annotated[
+            float,
+            typer.Option("--rate", min=0.1, max=1_000, help="Stories begun a second."),
+        ] = 9.0,
+        seed: Annotated[int, typer.Option("--seed", min=0, help="Where chance comes from.")] = 1,
+        as_json: JsonFlag = False,
+    ) -> None:
+        """Run traffic of all planes on a broker and worker of its own, and see what drifts.
+
+        Tells each minute's figures on standard error. Exit code 1 if memory, files, tasks or
+        streams grow that should not, or if anything ended otherwise than it must. An interrupt
+        ends it with the report so far.
+        """
+        from worker import daemon, logs
+        from worker.soak import report
+        from worker.soak.run import Plan, run
+
+        logs.configure("error", "console")
+        with asyncio.Runner(loop_factory=daemon.loop_factory()) as runner:
+            found = runner.run(run(Plan(minutes, rate, seed), common.say))
+        common.emit(found, as_json, report.text(found))
+        raise typer.Exit(common.OK if found["ok"] else common.FAILED)
