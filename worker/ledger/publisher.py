@@ -157,12 +157,7 @@ class Publisher:
                 else:
                     self._follow(lease)
                 self._settle()
-                front = {self._leaving[0][1]} if self._leaving else set()
-                waker = asyncio.create_task(self._wake.wait(), name="publisher-wake")
-                try:
-                    await asyncio.wait({*front, waker}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    waker.cancel()
+                await self._wake.wait()
         finally:
             watching.cancel()
             for _, task in self._leaving:
@@ -188,6 +183,7 @@ class Publisher:
         while self._waiting and len(self._leaving) < IN_FLIGHT:
             rows = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
             task = asyncio.create_task(self._store(rows), name="publish-results")
+            task.add_done_callback(lambda _: self._wake.set())
             self._leaving.append((rows, task))
 
     def _drop_old(self) -> None:
