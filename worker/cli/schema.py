@@ -1,6 +1,7 @@
-"""``tidegate schema``: JSON Schema of every message of the wire contract."""
+"""``tidegate schema``: JSON Schema of every message, and the pages that are written from them."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,10 +21,21 @@ def register(app: typer.Typer) -> None:
         names: Annotated[
             bool, typer.Option("--names", help="Only the names of the messages.")
         ] = False,
+        write: Annotated[
+            Path | None,
+            typer.Option(
+                "--write",
+                help="Write the reference and the reasons as Markdown into a folder.",
+                metavar="DIR",
+            ),
+        ] = None,
     ) -> None:
         """Print JSON Schema of every message."""
         from schemas.catalog import CATALOG
 
+        if write is not None:
+            _write(write)
+            return
         if names:
             for entry in CATALOG.values():
                 print(entry.name)
@@ -36,3 +48,14 @@ def register(app: typer.Typer) -> None:
         if found is None:
             common.usage("NAME", f"no message is called {name}; see: tidegate schema --names")
         print(json.dumps(found.schema(), indent=2))
+
+
+def _write(folder: Path) -> None:
+    from worker import pages
+
+    try:
+        for path, text in pages.render().items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        common.usage("--write", f"{folder} cannot be written to: {error.strerror}")

@@ -1,0 +1,725 @@
+"""Reasons of what a worker, a command line or a connector runs into besides its commands."""
+
+from typing import Final
+
+from schemas.codes import Code
+from schemas.reasons.kinds import Group, Reason, Retry
+
+_LATER: Final = (Code.UNAVAILABLE,)
+_FIRST: Final = (Code.FAILED_PRECONDITION,)
+
+FOLD: Final = Group(
+    "The fold stands still",
+    "Shown by `tidegate status`, `/readyz` and the log, and by queries about admission and caps. "
+    "Nothing is half done and nothing is authorised; commands stay in the log and are judged "
+    "later. The [runbook](runbook.md#tidegatefoldstopped) has more.",
+    (
+        Reason(
+            "storage-full",
+            _LATER,
+            "The disk is full; the batch was rolled back.",
+            "Free space; it goes on by itself.",
+            Retry.SAME,
+        ),
+        Reason(
+            "clock-behind",
+            _LATER,
+            "A command is stamped more than a minute ahead of this machine's clock.",
+            "Set the clock right; it goes on by itself.",
+            Retry.SAME,
+        ),
+        Reason(
+            "log-regressed",
+            _LATER,
+            "The log is an older copy of the one that was folded.",
+            "A single replica rebases by itself; else, with every replica back, "
+            "`tidegate ledger rebase`.",
+            Retry.SAME,
+        ),
+        Reason(
+            "behind-the-log",
+            _LATER,
+            "The log was trimmed beyond this replica and no snapshot reaches into it.",
+            "`tidegate ledger snapshot` on another replica, then start this one again.",
+            Retry.SAME,
+        ),
+        Reason(
+            "diverged",
+            (Code.INTERNAL, Code.UNAVAILABLE),
+            "Another replica derived something else from the same log; one of the two is wrong.",
+            "Stop both; `tidegate ledger verify` says which is right. Move the wrong one's "
+            "`ledger.db` away and start it.",
+            Retry.SAME,
+        ),
+        Reason(
+            "unknown-ruleset",
+            _LATER,
+            "A ruleset is in force that this version does not know.",
+            "Deploy a version that does.",
+            Retry.SAME,
+        ),
+        Reason(
+            "fold-failed",
+            (Code.INTERNAL, Code.UNAVAILABLE),
+            "A transition broke; the batch was rolled back. The log names sequence and cause.",
+            "Deploy the version before, and report it.",
+            Retry.SAME,
+        ),
+        Reason(
+            "rebase",
+            _LATER,
+            "The log begins another epoch here; the replica is loading its snapshot.",
+            "Nothing; it goes on by itself.",
+            Retry.SAME,
+        ),
+        Reason(
+            "log-gap",
+            _LATER,
+            "The log was not delivered in unbroken order; what came after is discarded and read "
+            "again.",
+            "Nothing; it goes on by itself.",
+            Retry.SAME,
+        ),
+        Reason(
+            "space-key-damaged",
+            _LATER,
+            "What is kept as the space's key is not 32 bytes.",
+            "Restore the worker's bucket; somebody else wrote there.",
+            Retry.SAME,
+        ),
+        Reason(
+            "ledger-unavailable",
+            _LATER,
+            "The ledger cannot go on; the message says why.",
+            "Do what the message says.",
+            Retry.SAME,
+        ),
+    ),
+)
+
+OPERATING: Final = Group(
+    "Operating the ledger",
+    "Answers to `tidegate ledger …` and to the worker's own commands.",
+    (
+        Reason(
+            "ruleset-in-force-is-newer",
+            _FIRST,
+            "A ruleset is never taken back; `data` has the one in force.",
+            "Activate a newer one, or nothing.",
+            Retry.NO,
+        ),
+        Reason(
+            "in-the-future",
+            (Code.BAD_REQUEST,),
+            "`before_at_ms` of a prune lies in the future of the log.",
+            "Give an earlier instant.",
+            Retry.NEW,
+        ),
+        Reason(
+            "other-epoch",
+            (Code.CONFLICT,),
+            "A rebase into an epoch that does not follow the log's.",
+            "Nothing: another replica was first.",
+            Retry.NO,
+        ),
+        Reason(
+            "not-regressed",
+            _FIRST,
+            "A rebase was asked for, and no replica says that the log regressed.",
+            "Nothing to do; `tidegate status` says what is.",
+            Retry.NO,
+        ),
+        Reason(
+            "replay-stopped",
+            _LATER,
+            "The log cannot be replayed to its end; the message says where it stopped.",
+            "Do what the message says.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "snapshot-damaged",
+            _LATER,
+            "A snapshot does not digest to what it says; it is not used.",
+            "Take a new one: `tidegate ledger snapshot`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "object-damaged",
+            _LATER,
+            "An object of the snapshots' store is not what its description says.",
+            "Take a new snapshot: `tidegate ledger snapshot`.",
+            Retry.AGAIN,
+        ),
+    ),
+)
+
+STARTING: Final = Group(
+    "Starting and settings",
+    "The last line of a process that ends at once: exit code 3, or 2 for wrong settings.",
+    (
+        Reason(
+            "bad-settings",
+            (Code.BAD_REQUEST,),
+            "A setting is wrong; the message names each by its variable.",
+            "Mend it; `tidegate config show` explains each.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "no-broker",
+            _FIRST,
+            "No broker is configured, and none that a worker here started is to be found.",
+            "Set `TIDEGATE_NATS_URL`, or start a worker with a broker of its own: `tidegate run`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "bad-identity",
+            _FIRST,
+            "An identity file is damaged, open to others, or another principal's.",
+            "Do what the message says, for example `chmod 600`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "bad-credentials-file",
+            (Code.INTERNAL,),
+            "A seed or credentials file does not hold what it should.",
+            "Name the right file in `TIDEGATE_NATS_NKEY_SEED_FILE` or `TIDEGATE_NATS_CREDS_FILE`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "start-refused",
+            _FIRST,
+            "The worker will not start like this: streams missing or not as they must be, another "
+            "worker in the data directory, a broker too old, a port in use.",
+            "The message says what to do; `tidegate doctor` looks at all of it.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "ledger-locked",
+            _FIRST,
+            "Another process holds the ledger's file.",
+            "One process per ledger; give every worker a data directory of its own.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "ledger-file-refused",
+            _FIRST,
+            "The file is not a ledger that this version may write to.",
+            "The message names the differences.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "foreign-file",
+            _FIRST,
+            "`ledger.db` is no ledger.",
+            "Move it away; the ledger is built again from snapshot and log.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "newer-file",
+            _FIRST,
+            "`ledger.db` was written by a newer version.",
+            "Run that version, or move the file away: it is built again.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "damaged-file",
+            _FIRST,
+            "SQLite finds `ledger.db` damaged.",
+            "Move it away; it is built again. Look at the disk.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "schema-differs",
+            _FIRST,
+            "A table, index or trigger of `ledger.db` was changed by hand.",
+            "Move it away; it is built again.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "other-space",
+            _FIRST,
+            "`ledger.db` belongs to another space or root.",
+            "Put it back where it belongs; name the right data directory.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "not-writable",
+            _FIRST,
+            "`ledger.db` cannot be made or opened for writing.",
+            "Give the worker's user the data directory.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "setting-not-held",
+            _FIRST,
+            "SQLite did not take a setting that a guarantee depends on, for example on a file "
+            "system without locks.",
+            "Put the data directory on a local disk.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "connection-lost",
+            _LATER,
+            "A witness lost the broker for good.",
+            "Start it again, as a supervisor does.",
+            Retry.AGAIN,
+        ),
+    ),
+)
+
+BROKER: Final = Group(
+    "The broker",
+    "What the broker did not do; told apart by its numbers, never by its texts.",
+    (
+        Reason(
+            "broker-unavailable",
+            _LATER,
+            "It cannot be reached or cannot serve this now; nothing was stored.",
+            "Look at the broker; `tidegate doctor`.",
+            Retry.SAME,
+        ),
+        Reason(
+            "broker",
+            _LATER,
+            "It did not do what was asked; the message says what it answered.",
+            "Look at the broker; `tidegate doctor`.",
+            Retry.SAME,
+        ),
+        Reason(
+            "jetstream-missing",
+            _LATER,
+            "The server has no JetStream, or not for this account.",
+            "Turn it on. Clients are right to have none; the worker's account needs it.",
+            Retry.SAME,
+        ),
+        Reason(
+            "stream-missing",
+            _LATER,
+            "A stream does not exist. That says nothing about what it held.",
+            "Restore the broker's store. A new stream would say that nothing ever was.",
+            Retry.SAME,
+        ),
+        Reason(
+            "consumer-missing",
+            _LATER,
+            "A durable does not exist.",
+            "Nothing: the worker makes it again.",
+            Retry.SAME,
+        ),
+        Reason(
+            "cas-lost",
+            (Code.CONFLICT,),
+            "A compare-and-set was lost; nothing was stored.",
+            "Look again, and decide again.",
+            Retry.NEW,
+        ),
+        Reason(
+            "message-absent",
+            (Code.NOT_FOUND,),
+            "Nothing is stored there: a result is kept for `TIDEGATE_RES_MAX_AGE_MS`.",
+            "For an older outcome send the command again under the same id.",
+            Retry.SAME,
+        ),
+        Reason(
+            "name-taken",
+            (Code.ALREADY_EXISTS,),
+            "A stream or consumer of that name exists with other settings.",
+            "`tidegate setup` names the differences.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "permission-denied",
+            (Code.PERMISSION_DENIED,),
+            "The broker's permissions refuse the subject to this user.",
+            "Give the user the rights of its role: `tidegate setup --print-conf`; "
+            "`tidegate doctor` names what lacks.",
+            Retry.SAME,
+        ),
+        Reason(
+            "credentials-refused",
+            (Code.UNAUTHENTICATED,),
+            "The broker refuses this user's credentials.",
+            "Mend `TIDEGATE_NATS_USER`, its password or its file.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "tls-refused",
+            _FIRST,
+            "TLS was asked for (`tls://`) and the server offers none; no credentials were sent.",
+            "Turn TLS on at the server, or say `nats://` if you mean it.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "schedule-refused",
+            _FIRST,
+            "The broker refused a message schedule.",
+            "nats-server 2.14.3 or newer, and the stream's settings: `tidegate doctor`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "rejected",
+            (Code.INTERNAL,),
+            "The broker refused for a reason that nobody handles by itself; the message has its "
+            "number.",
+            "Look at the broker's log.",
+            Retry.AGAIN,
+        ),
+    ),
+)
+
+
+def _of_path(prefix: str, name: str) -> tuple[Reason, ...]:
+    """Reasons that a key file and its folder share."""
+    return (
+        Reason(
+            f"{prefix}-missing",
+            _FIRST,
+            f"The {name} does not exist.",
+            "`tidegate keys init`, or copy it from where the prompt was sealed.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            f"{prefix}-unreadable",
+            _FIRST,
+            f"The {name} cannot be read.",
+            "Run as its owner.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            f"{prefix}-is-a-link",
+            _FIRST,
+            f"The {name} is a symbolic link.",
+            "Name the real place, or move what it points to here.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            f"{prefix}-not-a-dir",
+            _FIRST,
+            f"On the way to the {name} lies something that is no folder.",
+            "Move it away.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            f"{prefix}-not-a-file",
+            _FIRST,
+            f"The {name} is a device, a socket or a pipe.",
+            "Move it away.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            f"{prefix}-of-another-user",
+            _FIRST,
+            f"The {name} belongs to another user.",
+            "Run as its owner, or use a folder of your own.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            f"{prefix}-wrong-mode",
+            _FIRST,
+            f"The {name} can be read by others, so its key may be known.",
+            "`chmod 600` the file, `chmod 700` the folder; if somebody can have read it, also "
+            "`tidegate keys rotate`.",
+            Retry.AGAIN,
+        ),
+    )
+
+
+SEALING: Final = Group(
+    "Keys and sealed prompts",
+    "Raised where prompts are sealed and opened, which is never the worker. Nothing is repaired "
+    "without being asked.",
+    (
+        Reason(
+            "no-sealer",
+            _FIRST,
+            "A turn was given a prompt, and the connector has no sealer.",
+            "`Connector(…, sealer=…)`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "prompt-too-large",
+            _FIRST,
+            "A prompt has more than 512 KiB.",
+            "Send a reference to it.",
+            Retry.NO,
+        ),
+        Reason(
+            "payload-taken",
+            (Code.CONFLICT,),
+            "Another prompt was put for this request, or this one was dispatched and destroyed.",
+            "Another turn needs another request id.",
+            Retry.NO,
+        ),
+        Reason(
+            "payload-unknown",
+            _LATER,
+            "The broker did not acknowledge the prompt; what was put expires by itself.",
+            "Put it again; the same prompt is recognised.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "seal-refused",
+            _FIRST,
+            "A prompt was not sealed or not opened; the message says why.",
+            "Do what the message says.",
+            Retry.NO,
+        ),
+        Reason(
+            "not-sealed",
+            _FIRST,
+            "The bytes are no sealed prompt.",
+            "Look at who wrote them.",
+            Retry.NO,
+        ),
+        Reason(
+            "unsupported-seal",
+            _FIRST,
+            "The prompt is sealed in a format this version does not read.",
+            "Open it with the version that sealed it.",
+            Retry.NO,
+        ),
+        Reason(
+            "wrong-key",
+            _FIRST,
+            "The prompt was sealed with another key of the same version.",
+            "Copy the key files from where it was sealed.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "seal-broken",
+            _FIRST,
+            "The sealed prompt was changed, or sealed for another space, request or purpose.",
+            "Do not use it; find out who can write to the payload bucket.",
+            Retry.NO,
+        ),
+        Reason(
+            "key-refused",
+            _FIRST,
+            "A key file or its folder cannot be trusted; the message says how to mend it.",
+            "Do what the message says.",
+            Retry.AGAIN,
+        ),
+        *_of_path("key", "key file"),
+        Reason(
+            "key-linked-twice",
+            _FIRST,
+            "The key file has a second name (hard link).",
+            "Find and remove the other names.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "key-wrong-size",
+            _FIRST,
+            "The key file has not 32 bytes.",
+            "Put it back from a copy, or `tidegate keys rotate`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "key-not-random",
+            _FIRST,
+            "The key file holds one byte repeated, as a damaged file does.",
+            "Put it back from a copy, or `tidegate keys rotate`.",
+            Retry.AGAIN,
+        ),
+        *_of_path("key-dir", "key folder"),
+        Reason(
+            "key-dir-unwritable",
+            _FIRST,
+            "No key can be written to the key folder.",
+            "Give this user the folder, or free space.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "key-dir-busy",
+            _FIRST,
+            "Another process has been writing to the key folder for ten seconds.",
+            "Look for a stopped `tidegate keys`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "keys-unsupported",
+            _FIRST,
+            "Key files need a POSIX system's permissions.",
+            "Seal on such a system.",
+            Retry.NO,
+        ),
+    ),
+)
+
+EVIDENCE: Final = Group(
+    "Process evidence",
+    "Raised where a process is to be named or looked at. Without evidence everything works, but "
+    "silence frees no seat that may have been dispatched.",
+    (
+        Reason(
+            "no-evidence",
+            _FIRST,
+            "This machine or process cannot tell who is alive; the message says why.",
+            "Do what the message says.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "not-linux",
+            _FIRST,
+            "Process evidence needs Linux.",
+            "Run connectors on Linux, or resolve by hand.",
+            Retry.NO,
+        ),
+        Reason("proc-unreadable", _FIRST, "`/proc` cannot be read.", "Mount it.", Retry.AGAIN),
+        Reason(
+            "proc-of-another-namespace",
+            _FIRST,
+            "`/proc` shows another pid namespace than this process's own.",
+            "Mount a `/proc` of its own namespace.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "time-namespace",
+            _FIRST,
+            "This process's time namespace is shifted by a fraction of a clock tick, so start "
+            "times cannot be compared.",
+            "Look from outside of it.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "no-host-id",
+            _FIRST,
+            "This machine has no machine id, as in most containers.",
+            "Give everything on it the same `TIDEGATE_HOST`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "process-gone",
+            _FIRST,
+            "The process ended before it could be named.",
+            "Name the one that lives.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "process-unreadable",
+            _FIRST,
+            "The process cannot be identified by this user.",
+            "Look as its owner, as root, or with `CAP_SYS_PTRACE`.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "process-unstable",
+            _FIRST,
+            "The process keeps changing while it is looked at.",
+            "Look again.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "not-listed",
+            _LATER,
+            "An observer could not list the turns to look at.",
+            "Nothing; it looks again.",
+            Retry.AGAIN,
+        ),
+    ),
+)
+
+ADAPTERS: Final = Group(
+    "Framework adapters",
+    "Raised by `worker.adapters`, beside what checkpoints say.",
+    (
+        Reason(
+            "missing-extra",
+            _FIRST,
+            "The framework that the adapter is for is not installed.",
+            "Install the extra that the message names.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "bad-question",
+            (Code.BAD_REQUEST,),
+            "What a run asks does not fit into a prompt; nothing was minted.",
+            "Mend the field that the message names.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "question-changed",
+            (Code.CONFLICT,),
+            "The run, repeated, asks something else than its checkpoint was minted for.",
+            "Ask the same thing of the same holder when a run is repeated.",
+            Retry.NO,
+        ),
+        Reason(
+            "answer-hidden",
+            (Code.PERMISSION_DENIED,),
+            "The prompt or answer is not shown to this principal.",
+            "Speak as the principal that minted it.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "nothing-to-run",
+            (Code.NOT_FOUND,),
+            "Nothing of this run is stored, and it was given no input.",
+            "Give it an input.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "busy",
+            _LATER,
+            "Another process runs this, or one that has just died did; nothing was done.",
+            "Try again later.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "run-in-doubt",
+            _FIRST,
+            "A process died while it ran this, and nobody knows which tools were called.",
+            "Look, and run it again from the last pause if that does no harm.",
+            Retry.AGAIN,
+        ),
+    ),
+)
+
+CONNECTOR: Final = Group(
+    "The connector library",
+    "Raised by `worker.connector`, beside the results of its verbs.",
+    (
+        Reason(
+            "turn-not-run",
+            _FIRST,
+            "A turn could not be run; the message says why.",
+            "Do what the message says.",
+            Retry.NO,
+        ),
+        Reason(
+            "not-admitted",
+            _FIRST,
+            "The turn gets no seat here: another connector runs it, or it has ended.",
+            "Another turn needs another request id.",
+            Retry.NO,
+        ),
+        Reason(
+            "lease-lost",
+            (Code.FENCED,),
+            "The seat is no longer ours; `why` says what took it.",
+            "Stop the turn at once. It goes on elsewhere, or ended.",
+            Retry.NO,
+        ),
+        Reason(
+            "no-seat",
+            _FIRST,
+            "A verb was asked for before the turn has its seat.",
+            "Enter the block first.",
+            Retry.AGAIN,
+        ),
+        Reason(
+            "already-running",
+            _FIRST,
+            "This connector runs a block for the turn already.",
+            "One block per turn.",
+            Retry.NO,
+        ),
+        Reason(
+            "connector-closed",
+            _FIRST,
+            "The connector is being closed.",
+            "Run the turn in the next life; what is still queued is taken over.",
+            Retry.AGAIN,
+        ),
+    ),
+)
