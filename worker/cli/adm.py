@@ -32,14 +32,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
+    short_help="Admission: turns queue for scarce seats.",
     help="Admission: turns queue for scarce seats; one that may have been dispatched never runs "
     "again.\n\n" + common.EXIT_CODES,
 )
 
 LOOK_S = 0.2
-AS_OPERATOR = f"Speaks as {OPERATOR_PREFIX} unless --as or the settings name somebody."
+AS_OPERATOR = f"It is an operator's: it speaks as {OPERATOR_PREFIX} unless somebody is named."
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
+Limit = Annotated[
+    int, typer.Option("--limit", min=1, max=1000, help="How many at most.", metavar="N")
+]
 After = Annotated[
     str | None,
     typer.Option("--after", help="Last request id of the page before.", metavar="REQUEST"),
@@ -61,36 +64,63 @@ class Resolution(StrEnum):
     ACKNOWLEDGED_UNKNOWN = "acknowledged_unknown"
 
 
-@app.command()
+@app.command(
+    epilog=common.examples(
+        "tidegate adm enqueue req-1 --agent ann --provider acme --model large --wait"
+    )
+)
 def enqueue(
     request: Request,
-    agent: Annotated[str, typer.Option("--agent", help="Whose turn it is; fairness is per agent.")],
-    provider: Annotated[str, typer.Option("--provider", help="Whose seat.")],
-    model: Annotated[str, typer.Option("--model", help="Which model.")],
+    agent: Annotated[
+        str,
+        typer.Option(
+            "--agent", help="Whose turn it is; seats are fair between agents.", metavar="AGENT"
+        ),
+    ],
+    provider: Annotated[
+        str, typer.Option("--provider", help="The provider it is for.", metavar="PROVIDER")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", help="The model; a cooldown is per model.", metavar="MODEL")
+    ],
     session_id: Annotated[
-        str | None, typer.Option("--session", help="The conversation; the agent if absent.")
+        str | None,
+        typer.Option(
+            "--session", help="The conversation; by default the agent.", metavar="SESSION"
+        ),
     ] = None,
     fingerprint: Annotated[
         str | None,
-        typer.Option("--fingerprint", help="What it is, for idempotency; the request if absent."),
+        typer.Option(
+            "--fingerprint",
+            help="A digest of what is asked: the same request with another one is refused. By "
+            "default the request.",
+            metavar="TEXT",
+        ),
     ] = None,
     grant: Annotated[
-        Handing, typer.Option("--grant", help="Push the seat, or let it be asked for.")
+        Handing,
+        typer.Option(
+            "--grant", help="push: the seat is given when free; pull: asked for by admit."
+        ),
     ] = Handing.PUSH,
     priority: Annotated[
-        int, typer.Option("--priority", min=-100, max=100, help="Higher goes first.")
+        int, typer.Option("--priority", min=-100, max=100, help="Higher goes first.", metavar="N")
     ] = 0,
     queue_timeout: Annotated[
         str | None,
         typer.Option(
-            "--queue-timeout", help="Longest wait in the queue, if shorter.", metavar="DURATION"
+            "--queue-timeout",
+            help="Longest wait in the queue, if shorter than the policy's.",
+            metavar="DURATION",
         ),
     ] = None,
     connector: Annotated[
         str | None,
         typer.Option(
             "--connector",
-            help="The connector's process: its id here, or its identity as JSON, - or @FILE.",
+            help="The connector's process: its pid on this machine, or its identity as JSON; - "
+            "reads standard input, @FILE a file.",
             metavar="PROCESS",
         ),
     ] = None,
@@ -105,7 +135,10 @@ def enqueue(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Queue a turn; the same again is answered with what became of it."""
+    """Queue a turn.
+
+    The same again is answered with what became of it.
+    """
     session = session_of(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {
         "session_id": session_id or agent,
@@ -156,7 +189,7 @@ def cancel(
 @app.command()
 def admit(
     request: Annotated[
-        str | None, typer.Argument(help="Only this turn, if it is next.", metavar="[REQUEST]")
+        str | None, typer.Argument(help="Only this turn, if it is next.", metavar="REQUEST")
     ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -166,7 +199,10 @@ def admit(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take a seat for a pull turn: exit 0 with it, 3 if something blocks."""
+    """Take a seat for a pull turn.
+
+    Exit code 0 with a seat, 3 if something blocks, which is then said.
+    """
     session = session_of(config, nats, space, as_, as_json, timeout)
     key = () if request is None else request_key(request)
 
@@ -182,11 +218,18 @@ def admit(
 adm_turn.register(app)
 
 
-@app.command(epilog=AS_OPERATOR)
+@app.command(
+    epilog=common.examples(
+        'tidegate adm resolve req-1 confirmed_completed --evidence "seen there"',
+        more=AS_OPERATOR,
+    )
+)
 def resolve(
     request: Request,
     resolution: Annotated[Resolution, typer.Argument(help="What is known about the debt.")],
-    evidence: Annotated[str, typer.Option("--evidence", help="Why, for the record.")],
+    evidence: Annotated[
+        str, typer.Option("--evidence", help="How you know, for the record.", metavar="TEXT")
+    ],
     space: SpaceOption = None,
     as_: AsOption = None,
     command_id: CommandIdOption = None,
@@ -195,7 +238,11 @@ def resolve(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Settle a debt; confirmed_not_dispatched is the only way back to the queue."""
+    """Settle a debt: say what became of a turn.
+
+    confirmed_not_dispatched queues it again: if the provider did get it, it gets it twice.
+    confirmed_completed and acknowledged_unknown free its seat and never run it again.
+    """
     session = common.operators(config, nats, space, as_, as_json, timeout)
     fields = {"resolution": resolution.value, "evidence": evidence}
     verb(session, "resolve", request_key(request), fields, command_id)
@@ -203,11 +250,13 @@ def resolve(
 
 @app.command(epilog=AS_OPERATOR)
 def cooldown(
-    provider: Annotated[str, typer.Argument(help="Whose.")],
-    model: Annotated[str, typer.Argument(help="Which model.")],
+    provider: Annotated[str, typer.Argument(help="Whose model.", metavar="PROVIDER")],
+    model: Annotated[str, typer.Argument(help="The model.", metavar="MODEL")],
     until: Annotated[
         str,
-        typer.Option("--until", help="+30s, an RFC 3339 instant, or milliseconds.", metavar="WHEN"),
+        typer.Option(
+            "--until", help="Until when: +30s, an RFC 3339 instant, or ms.", metavar="WHEN"
+        ),
     ],
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -229,7 +278,9 @@ def cooldown(
 
 @app.command(epilog=AS_OPERATOR)
 def drain(
-    to: Annotated[int, typer.Argument(help="Seats that may be held; 0 pauses.", min=0)],
+    to: Annotated[
+        int, typer.Argument(help="Seats that may be held; 0 pauses.", min=0, metavar="N")
+    ],
     space: SpaceOption = None,
     as_: AsOption = None,
     command_id: CommandIdOption = None,
@@ -238,52 +289,96 @@ def drain(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Bring the seats to a limit, down or up, without taking one away."""
+    """Bring the seats to a limit; none is taken away."""
     session = common.operators(config, nats, space, as_, as_json, timeout)
     verb(session, "drain", (), {"to": to}, command_id)
 
 
-@app.command(epilog="Claiming and asserting " + AS_OPERATOR[0].lower() + AS_OPERATOR[1:])
+@app.command(
+    epilog=common.examples(
+        "tidegate adm policy",
+        "tidegate adm policy --claim 1 --max-active-turns 3 --queue-timeout 10m",
+        "tidegate adm policy --assert --epoch 1 --max-active-turns 3",
+        more=f"--claim and --assert are an operator's: they speak as {OPERATOR_PREFIX} unless "
+        "somebody is named.",
+    )
+)
 def policy(
     claim: Annotated[
         int | None,
-        typer.Option("--claim", help="Claim this epoch; values left out take defaults.", min=1),
+        typer.Option(
+            "--claim",
+            help="Claim this epoch, the one in force plus 1; values left out take defaults.",
+            min=1,
+            metavar="EPOCH",
+        ),
     ] = None,
     assert_: Annotated[
         bool, typer.Option("--assert", help="Compare: exit 0 if the values match, else 3.")
     ] = False,
     epoch: Annotated[
-        int | None, typer.Option("--epoch", help="With --assert: the epoch.", min=0)
+        int | None,
+        typer.Option("--epoch", help="With --assert: the epoch.", min=0, metavar="EPOCH"),
     ] = None,
-    seats: Annotated[int | None, typer.Option("--max-active-turns", help="Seats.")] = None,
+    seats: Annotated[
+        int | None,
+        typer.Option(
+            "--max-active-turns", help="Seats: turns under way at once; default 8.", metavar="N"
+        ),
+    ] = None,
     starts: Annotated[
-        int | None, typer.Option("--max-concurrent-starts", help="Between admission and active.")
+        int | None,
+        typer.Option(
+            "--max-concurrent-starts",
+            help="Turns between admission and active at once; default 8.",
+            metavar="N",
+        ),
     ] = None,
     interval: Annotated[
-        str | None, typer.Option("--min-start-interval", help="Pacing.", metavar="DURATION")
+        str | None,
+        typer.Option(
+            "--min-start-interval",
+            help="Shortest time between two admissions; default 0.",
+            metavar="DURATION",
+        ),
     ] = None,
     queue_timeout: Annotated[
-        str | None, typer.Option("--queue-timeout", help="Longest wait.", metavar="DURATION")
+        str | None,
+        typer.Option(
+            "--queue-timeout", help="Longest wait in the queue; default 30m.", metavar="DURATION"
+        ),
     ] = None,
     capacity_cooldown: Annotated[
         str | None,
         typer.Option(
-            "--capacity-cooldown", help="Rest after a capacity failure.", metavar="DURATION"
+            "--capacity-cooldown",
+            help="Rest of a model after provider_capacity; default 30s.",
+            metavar="DURATION",
         ),
     ] = None,
     start_timeout: Annotated[
         str | None,
-        typer.Option("--start-timeout", help="From admission to intent.", metavar="DURATION"),
+        typer.Option(
+            "--start-timeout",
+            help="Longest time from admission to intent; default 60s.",
+            metavar="DURATION",
+        ),
     ] = None,
     adoption_timeout: Annotated[
         str | None,
         typer.Option(
-            "--adoption-timeout", help="For a dead owner's queued turn.", metavar="DURATION"
+            "--adoption-timeout",
+            help="How long a dead owner's queued turn waits for its next life; default 60s.",
+            metavar="DURATION",
         ),
     ] = None,
     silence: Annotated[
         str | None,
-        typer.Option("--silence", help="Until an owner is suspect.", metavar="DURATION"),
+        typer.Option(
+            "--silence",
+            help="Silence after which an owner is suspect; default 4s.",
+            metavar="DURATION",
+        ),
     ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -293,7 +388,7 @@ def policy(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the policy, claim the next one, or compare what is believed with what is in force."""
+    """Show the policy, claim the next one, or compare."""
     given = {
         "max_active_turns": seats,
         "max_concurrent_starts": starts,
@@ -401,7 +496,8 @@ def leases(
 @app.command()
 def recoverable(
     host: Annotated[
-        str | None, typer.Option("--host", help="Only what this host's observer can see.")
+        str | None,
+        typer.Option("--host", help="Only what this host's observer can see.", metavar="HOST"),
     ] = None,
     limit: Limit = 200,
     after: After = None,
@@ -412,7 +508,7 @@ def recoverable(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what evidence or an operator could settle: since when, why, and what would free it."""
+    """List debts: since when, why, and what would free them."""
     session = common.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
@@ -427,7 +523,8 @@ def recoverable(
 @app.command()
 def events(
     after: Annotated[
-        int, typer.Option("--after", help="Sequence after which the page begins.", min=0)
+        int,
+        typer.Option("--after", help="Sequence after which the page begins.", min=0, metavar="SEQ"),
     ] = 0,
     limit: Limit = 100,
     space: SpaceOption = None,

@@ -29,10 +29,13 @@ Request = Annotated[
 ]
 Lease = Annotated[
     str | None,
-    typer.Option("--lease", help="The lease, if it is known; else what is in force.", metavar="ID"),
+    typer.Option("--lease", help="The lease's id; by default the one in force.", metavar="ID"),
 ]
 GenerationOption = Annotated[
-    int | None, typer.Option("--generation", "-g", help="The lease's generation.", metavar="N")
+    int | None,
+    typer.Option(
+        "--generation", "-g", help="Its generation; by default the one in force.", metavar="N"
+    ),
 ]
 
 
@@ -88,7 +91,7 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """The turn is being prepared."""
+        """Say that the turn is being prepared."""
         session = session_of(config, nats, space, as_, as_json, timeout)
         _fenced(session, "start", request, (lease, generation), {}, command_id)
 
@@ -99,7 +102,8 @@ def register(app: typer.Typer) -> None:
             str,
             typer.Option(
                 "--connector",
-                help="The connector's process: its id here, or its identity as JSON, - or @FILE.",
+                help="The connector's process: its pid on this machine, or its identity as JSON; "
+                "- reads standard input, @FILE a file.",
                 metavar="PROCESS",
             ),
         ],
@@ -107,7 +111,7 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option(
                 "--child",
-                help="The process that talks to the provider; none over http.",
+                help="The process that talks to the provider, given likewise; none over http.",
                 metavar="PROCESS",
             ),
         ] = None,
@@ -124,7 +128,10 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """About to write to the provider: nothing may be written before this says ok."""
+        """Say that the turn is about to be written.
+
+        Nothing may be written to the provider before this exits with 0.
+        """
         session = session_of(config, nats, space, as_, as_json, timeout)
         identity = {"connector": process(session, "--connector", connector)}
         if child is not None:
@@ -145,7 +152,10 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """The provider has the turn; its sealed prompt is destroyed."""
+        """Say that the provider has the turn.
+
+        Its sealed prompt is destroyed.
+        """
         session = session_of(config, nats, space, as_, as_json, timeout)
         _fenced(session, "active", request, (lease, generation), {}, command_id)
 
@@ -162,31 +172,45 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Nobody knows whether the provider has the turn: a debt."""
+        """Say that nobody knows whether it was written.
+
+        The turn becomes a debt that keeps its seat, and its sealed prompt is destroyed.
+        """
         session = session_of(config, nats, space, as_, as_json, timeout)
         _fenced(session, "ambiguous", request, (lease, generation), {}, command_id)
 
     @app.command()
     def complete(
         request: Request,
-        outcome: Annotated[Ending, typer.Option("--outcome", help="How.")] = Ending.COMPLETED,
+        outcome: Annotated[
+            Ending, typer.Option("--outcome", help="How it ended.")
+        ] = Ending.COMPLETED,
         category: Annotated[
-            Category | None, typer.Option("--failure", help="Why it failed.")
+            Category | None, typer.Option("--failure", help="Why it failed, with --outcome failed.")
         ] = None,
         http_status: Annotated[
-            int | None, typer.Option("--http-status", min=100, max=599, help="With --failure.")
+            int | None,
+            typer.Option(
+                "--http-status",
+                min=100,
+                max=599,
+                help="The provider's HTTP status, with --failure.",
+                metavar="N",
+            ),
         ] = None,
         code: Annotated[
-            str | None, typer.Option("--code", help="The provider's code, with --failure.")
+            str | None,
+            typer.Option("--code", help="The provider's code, with --failure.", metavar="TEXT"),
         ] = None,
         reason: Annotated[
-            str | None, typer.Option("--reason", help="For people, with --failure.")
+            str | None,
+            typer.Option("--reason", help="Words for people, with --failure.", metavar="TEXT"),
         ] = None,
         retry_after: Annotated[
             str | None,
             typer.Option(
                 "--retry-after",
-                help="The provider's wish; it may lengthen a cooldown.",
+                help="When the provider wants to be asked again; it may lengthen a cooldown.",
                 metavar="DURATION",
             ),
         ] = None,
@@ -200,7 +224,7 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """The turn is over."""
+        """Say that the turn is over, and how it ended."""
         session = session_of(config, nats, space, as_, as_json, timeout)
         detail = {"http_status": http_status, "code": code, "reason": reason}
         told = {name: value for name, value in detail.items() if value is not None}
@@ -216,7 +240,9 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def abandon(
         request: Request,
-        outcome: Annotated[Abandoned, typer.Option("--outcome", help="How.")] = Abandoned.CANCELLED,
+        outcome: Annotated[
+            Abandoned, typer.Option("--outcome", help="How it ended.")
+        ] = Abandoned.CANCELLED,
         lease: Lease = None,
         generation: GenerationOption = None,
         space: SpaceOption = None,
@@ -227,7 +253,10 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Nothing was written: over, and never queued again."""
+        """Say that nothing was written; it is over.
+
+        The turn is never queued again; a new request id is another turn.
+        """
         session = session_of(config, nats, space, as_, as_json, timeout)
         _fenced(
             session, "abandon", request, (lease, generation), {"outcome": outcome.value}, command_id
@@ -246,7 +275,10 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Nobody can say how the turn ended: a debt that keeps its seat."""
+        """Say that nobody knows how the turn ended.
+
+        The turn becomes a debt that keeps its seat until evidence or an operator frees it.
+        """
         session = session_of(config, nats, space, as_, as_json, timeout)
         _fenced(session, "recover", request, (lease, generation), {}, command_id)
 

@@ -31,22 +31,27 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
+    short_help="Caps: act for a person, up to a cap.",
     help="Caps: a person lets an agent act for them up to a cap, and can stop it at once.\n\n"
     + common.EXIT_CODES,
 )
 
-User = Annotated[str, typer.Argument(help="Whose cap: [A-Za-z0-9-]{1,100}.")]
-MintKey = Annotated[str, typer.Argument(help="The reservation's key: [A-Za-z0-9_-]{16,100}.")]
+User = Annotated[str, typer.Argument(help="Whose cap: [A-Za-z0-9-]{1,100}.", metavar="USER")]
+MintKey = Annotated[
+    str,
+    typer.Argument(help="The reservation's key: [A-Za-z0-9_-]{16,100}.", metavar="MINT_KEY"),
+]
 Expiry = Annotated[
     str,
     typer.Option(
         "--expires",
         "-x",
-        help="The grant's expiry to the millisecond: an RFC 3339 instant or milliseconds.",
+        help="The grant's expiry, its second exactly: an RFC 3339 instant, or milliseconds since "
+        "1970.",
         metavar="WHEN",
     ),
 ]
-AS_OPERATOR = f"Speaks as {OPERATOR_PREFIX} unless --as or the settings name somebody."
+AS_OPERATOR = f"It is an operator's: it speaks as {OPERATOR_PREFIX} unless somebody is named."
 
 
 class Switch(StrEnum):
@@ -56,7 +61,9 @@ class Switch(StrEnum):
     OFF = "off"
 
 
-@app.command()
+@app.command(
+    epilog=common.examples("tidegate cap reserve alice 0123456789abcdef --cap 50 --expires +1h")
+)
 def reserve(
     user: User,
     expires: Annotated[
@@ -64,15 +71,21 @@ def reserve(
         typer.Option(
             "--expires",
             "-x",
-            help="The latest expiry wanted: +1h, an RFC 3339 instant, or milliseconds.",
+            help="The latest expiry wanted: +1h, an RFC 3339 instant, or milliseconds since 1970.",
             metavar="WHEN",
         ),
     ],
     cap: Annotated[
-        int, typer.Option("--cap", help="Whole currency units that one action may cost.")
+        int,
+        typer.Option(
+            "--cap", help="What one action may cost, in whole currency units.", metavar="AMOUNT"
+        ),
     ],
     mint_key: Annotated[
-        str | None, typer.Argument(help="Its key; a random one if absent, printed.")
+        str | None,
+        typer.Argument(
+            help="Its key, [A-Za-z0-9_-]{16,100}; a random one if absent.", metavar="MINT_KEY"
+        ),
     ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -82,7 +95,10 @@ def reserve(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Reserve an expiry second for a cap that is about to be minted."""
+    """Reserve an expiry second for a cap to be minted.
+
+    The answer says with which expiry to mint; confirm within ten minutes.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields = {"latest_expires_at_ms": common.instant("--expires", expires), "cap": cap}
     key = (_user(user), _mint_key(mint_key or secrets.token_hex(12)))
@@ -102,16 +118,28 @@ def confirm(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a reserved cap the one that authorises, in place of the one before."""
+    """Make a reserved cap the one that authorises.
+
+    The one before is superseded in the same step.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields = {"grant_expires_at_ms": common.instant("--expires", expires)}
     _verb(session, "confirm", (_user(user), _mint_key(mint_key)), fields, command_id)
 
 
-@app.command()
+@app.command(
+    epilog=common.examples(
+        "tidegate cap authorize alice --amount 20 -x 2030-01-31T12:00:00Z && ./send"
+    )
+)
 def authorize(
     user: User,
-    amount: Annotated[int, typer.Option("--amount", help="What the action costs.")],
+    amount: Annotated[
+        int,
+        typer.Option(
+            "--amount", help="What the action costs, in whole currency units.", metavar="AMOUNT"
+        ),
+    ],
     expires: Expiry,
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -121,7 +149,11 @@ def authorize(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Ask whether one action may be sent now: exit 0 only if it may, and until the permit ends."""
+    """Ask whether one action may be sent now.
+
+    Exit code 0 only if it may, for as long as the answer says, 2 s at most. Any other exit code,
+    a timeout too, is a refusal.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields = {"amount": amount, "grant_expires_at_ms": common.instant("--expires", expires)}
     began = time.monotonic()
@@ -166,7 +198,11 @@ def stop(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """End everything of a person: the active grant and all that is in flight."""
+    """End everything of a person, at once.
+
+    The active grant ends, and what was reserved before can never be confirmed. The answer says
+    when the last permit already given runs out.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     _verb(session, "stop", (_user(user),), {}, command_id)
 
@@ -182,18 +218,25 @@ def bump(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Raise a person's generation alone; what is active then authorises nothing."""
+    """Raise a person's generation alone.
+
+    What is active then authorises nothing, and can still be revoked.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     _verb(session, "bump", (_user(user),), {}, command_id)
 
 
 @app.command(epilog=AS_OPERATOR)
 def minting(
-    switch: Annotated[Switch, typer.Argument(help="Whether new caps may be reserved.")],
+    switch: Annotated[
+        Switch, typer.Argument(help="Whether new caps may be reserved.", metavar="on|off")
+    ],
     permit: Annotated[
         str | None,
         typer.Option(
-            "--permit", help="How long a permit is valid, 2s at most.", metavar="DURATION"
+            "--permit",
+            help="How long a permit is valid, 2s at most; by default it stays as it is.",
+            metavar="DURATION",
         ),
     ] = None,
     space: SpaceOption = None,
@@ -204,7 +247,10 @@ def minting(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Switch new reservations on or off; what is reserved already is not touched."""
+    """Switch new reservations on or off.
+
+    What is reserved already is not touched, and a Stop always works.
+    """
     session = common.operators(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {"enabled": switch is Switch.ON}
     if permit is not None:
@@ -255,10 +301,10 @@ def import_(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take in a predecessor's records, once: they hold their keys and seconds for ever.
+    """Take in a predecessor's records, once.
 
-    Read are *.jsonl, u/USER/r/*.json and caps.db. An import that was broken off goes on where it
-    was when it is run again.
+    They hold their keys and seconds for ever. Read are *.jsonl, u/USER/r/*.json and caps.db. An
+    import that was broken off goes on where it was when it is run again.
     """
     from worker.caps import leftovers
 

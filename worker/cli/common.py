@@ -40,17 +40,42 @@ EXIT_CODES: Final = (
     "(the outcome is unknown)."
 )
 
+
+def examples(*lines: str, more: str = "") -> str:
+    """The end of a command's help: commands to copy, and words below them."""
+    shown = "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+    return f"{shown}\n\n{more}" if more else shown
+
+
 JsonFlag = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document instead of text.", show_default=False),
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help="Settings file of NAME=value lines.", metavar="FILE"),
+    typer.Option(
+        "--config",
+        help="Settings file of NAME=value lines; by default TIDEGATE_CONFIG.",
+        metavar="FILE",
+    ),
 ]
 NatsOption = Annotated[
     str | None,
-    typer.Option("--nats", help="Broker URLs; see TIDEGATE_NATS_URL.", metavar="URL"),
+    typer.Option(
+        "--nats",
+        help="Broker URLs, comma separated; by default TIDEGATE_NATS_URL, else the broker of the "
+        "worker that runs here.",
+        metavar="URL",
+    ),
+]
+SpacesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--space",
+        "--spaces",
+        help="The spaces, comma separated; by default TIDEGATE_SPACES.",
+        metavar="SPACES",
+    ),
 ]
 SpaceOption = Annotated[
     str | None,
@@ -72,13 +97,19 @@ CommandIdOption = Annotated[
     str | None,
     typer.Option(
         "--command-id",
-        help="Id of the intent, 16 to 64 of [A-Za-z0-9_-]; the same id is carried out once.",
+        help="Id of the intent, 16 to 64 of [A-Za-z0-9_-]; by default a new one. After a timeout "
+        "give the same again: it is carried out once.",
         metavar="ID",
     ),
 ]
 TimeoutOption = Annotated[
     str | None,
-    typer.Option("--timeout", help="How long to wait, for example 30s.", metavar="DURATION"),
+    typer.Option(
+        "--timeout",
+        help="How long to wait for the answer, for example 30s; by default TIDEGATE_TIMEOUT_MS, "
+        "10s.",
+        metavar="DURATION",
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ import typer
 from worker.cli import common
 from worker.cli.common import ConfigOption, JsonFlag
 
-app = typer.Typer(no_args_is_help=True, help="Settings: TIDEGATE_… variables, a file, or flags.")
+app = typer.Typer(no_args_is_help=True, help="Settings: TIDEGATE_… variables, a file, or options.")
 
 
 @app.callback()
@@ -15,7 +15,10 @@ def _group() -> None:
 
 @app.command()
 def show(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
-    """Print every setting with its value, source and default; secrets are hidden."""
+    """Print every setting: value, source, default, meaning.
+
+    Secrets are hidden. A variable that is no setting is named on standard error.
+    """
     from worker import settings
 
     loaded = common.load_settings({}, config)

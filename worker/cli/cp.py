@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
+    short_help="Checkpoints: runs pause, resume or expire.",
     help="Checkpoints: a run pauses with a deadline; its holder resumes it, or it expires.\n\n"
     + common.EXIT_CODES,
 )
 
 Endpoint = Annotated[
     str,
-    typer.Argument(help="What the run belongs to: dotted lower-case labels.", metavar="ENDPOINT"),
+    typer.Argument(
+        help="What the run belongs to: dotted lower-case labels, such as runs.nightly.",
+        metavar="ENDPOINT",
+    ),
 ]
 Token = Annotated[
     str, typer.Argument(help="The checkpoint's token, [A-Za-z0-9_-]{1,64}.", metavar="TOKEN")
@@ -41,7 +45,11 @@ Token = Annotated[
 Deadline = Annotated[
     str,
     typer.Option(
-        "--deadline", "-d", help="+15m, an RFC 3339 instant, or milliseconds.", metavar="WHEN"
+        "--deadline",
+        "-d",
+        help="When it expires: +15m, an RFC 3339 instant, or milliseconds since 1970; at most ten "
+        "years ahead.",
+        metavar="WHEN",
     ),
 ]
 WaitFlag = Annotated[
@@ -53,19 +61,29 @@ WaitFlag = Annotated[
 WaitTimeout = Annotated[
     str | None,
     typer.Option(
-        "--wait-timeout", help="Longest wait for the settlement; 124 after it.", metavar="DURATION"
+        "--wait-timeout",
+        help="Longest wait for the settlement, then exit 124; by default until it settles.",
+        metavar="DURATION",
     ),
 ]
 LONGEST_WAIT_MS = 10 * 366 * 86_400_000
 
 
-@app.command()
+@app.command(
+    epilog=common.examples(
+        'tidegate cp mint runs.nightly deploy-42 -d +15m --title "Deploy build 42?"',
+        "tidegate cp mint runs.nightly -d +1h --title Ship? --choice yes --wait",
+    )
+)
 def mint(
     endpoint: Endpoint,
     deadline: Deadline,
     token: Annotated[
         str | None,
-        typer.Argument(help="Its token; a random one if absent, printed.", metavar="TOKEN"),
+        typer.Argument(
+            help="Its token, [A-Za-z0-9_-]{1,64}, never used before; a random one if absent.",
+            metavar="TOKEN",
+        ),
     ] = None,
     holder: Annotated[
         str | None,
@@ -77,23 +95,26 @@ def mint(
     ] = None,
     title: Annotated[
         str | None,
-        typer.Option("--title", metavar="TEXT", help="One line asking a person something."),
+        typer.Option("--title", metavar="TEXT", help="One line that asks a person something."),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
-            "--text", metavar="TEXT", help="More about it, markdown; - reads it from input."
+            "--text", metavar="TEXT", help="More about it, markdown; - reads standard input."
         ),
     ] = None,
     choice: Annotated[
         list[str] | None,
-        typer.Option("--choice", metavar="TEXT", help="An allowed answer; repeatable."),
+        typer.Option(
+            "--choice", metavar="TEXT", help="An allowed answer; repeatable. By default any answer."
+        ),
     ] = None,
     body: Annotated[
         str | None,
         typer.Option(
             "--body",
-            help="More fields of the body (goal, obligations, prompt) as JSON; - or @FILE.",
+            help="More fields of the body (goal, obligations, prompt) as a JSON object; - reads "
+            "standard input, @FILE a file.",
             metavar="JSON",
         ),
     ] = None,
@@ -107,7 +128,10 @@ def mint(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Pause a run until a deadline."""
+    """Pause a run until a deadline.
+
+    The same again is answered already_minted; anything else under a used token is refused.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields = _fields(body)
     fields["deadline_at_ms"] = common.instant("--deadline", deadline)
@@ -150,7 +174,10 @@ def heartbeat(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Move a waiting checkpoint's deadline, earlier or later."""
+    """Move a waiting checkpoint's deadline, earlier or later.
+
+    It raises the generation; a heartbeat of an older generation is refused.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {"deadline_at_ms": common.instant("--deadline", deadline)}
     if generation is not None:
@@ -159,7 +186,12 @@ def heartbeat(
     _verb(session, "heartbeat", target, fields, command_id, wait, wait_timeout)
 
 
-@app.command()
+@app.command(
+    epilog=common.examples(
+        "tidegate cp resume runs.nightly deploy-42 --answer yes",
+        """tidegate cp resume runs.nightly deploy-42 --answer '{"build": 43}'""",
+    )
+)
 def resume(
     endpoint: Endpoint,
     token: Token,
@@ -168,18 +200,23 @@ def resume(
         typer.Option(
             "--answer",
             metavar="JSON",
-            help='What to answer, as JSON ("yes", {"ok": true}); plain words are text; - or @FILE.',
+            help='What to answer: JSON such as {"ok": true}, or plain words; - reads JSON from '
+            "standard input, @FILE from a file.",
         ),
     ] = None,
     artifact: Annotated[
-        str | None, typer.Option("--artifact", metavar="TEXT", help="Digest of what was shown.")
+        str | None,
+        typer.Option(
+            "--artifact", metavar="TEXT", help="Digest of what was shown, kept with the answer."
+        ),
     ] = None,
     prompt_digest: Annotated[
         str | None,
         typer.Option(
             "--prompt-digest",
             metavar="HEX",
-            help="Refuse unless the prompt digests to this; see show.",
+            help="Refuse unless the prompt digests to this (show prints it): approve what was "
+            "seen.",
         ),
     ] = None,
     space: SpaceOption = None,
@@ -190,7 +227,10 @@ def resume(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Let the run go on; only its holder may."""
+    """Let the run go on; only its holder may.
+
+    At or after the deadline it is too late: exit 3, and the checkpoint expires.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {}
     if answer is not None:
@@ -231,7 +271,7 @@ def repair(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look at one checkpoint as the sweep does, and mend what is missing."""
+    """Mend what one checkpoint lacks, as the sweep does."""
     session = _session(config, nats, space, as_, as_json, timeout)
     _verb(session, "repair", _target(endpoint, token), {}, command_id)
 
@@ -269,12 +309,19 @@ def list_(
         typer.Option("--holder", metavar="PRINCIPAL", help="Only held by this principal."),
     ] = None,
     due: Annotated[
-        str | None, typer.Option("--due", help="Only due before: +15m, an instant.", metavar="WHEN")
+        str | None,
+        typer.Option(
+            "--due", help="Only due before: +15m, an RFC 3339 instant, or ms.", metavar="WHEN"
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Items a page.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Items a page.", metavar="N")
+    ] = 100,
     cursor: Annotated[
         str | None,
-        typer.Option("--cursor", metavar="CURSOR", help="next_cursor of the page before."),
+        typer.Option(
+            "--cursor", metavar="CURSOR", help="Where the page before ended; it is told there."
+        ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
     space: SpaceOption = None,
@@ -319,7 +366,10 @@ def wait(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Wait until a checkpoint settles: exit 0 if it was resumed, 3 if it expired."""
+    """Wait until a checkpoint settles.
+
+    Exit code 0 if it was resumed, 3 if it expired, 124 if it still waits after --wait-timeout.
+    """
     session = _session(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
     wait_ms = _wait_ms(wait_timeout or timeout)

@@ -16,9 +16,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def demo(as_json: JsonFlag = False) -> None:
-        """Watch runs pause, resume, expire and survive, on a broker and worker of their own.
+        """Watch runs pause, resume, expire and survive.
 
-        Everything lives in a temporary folder. Exit code 0 only if every scene ended as it must.
+        It starts a real nats-server and a worker of its own in a temporary folder. Exit code 0
+        only if every scene ended as it must.
         """
         import signal
 

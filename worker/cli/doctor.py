@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from worker.cli import common
-from worker.cli.common import ConfigOption, JsonFlag, NatsOption
+from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
 
 if TYPE_CHECKING:
     from worker.doctor.findings import Finding
@@ -19,16 +19,20 @@ def register(app: typer.Typer) -> None:
     def doctor(
         monitor: Annotated[
             str | None,
-            typer.Option("--monitor", help="The server's monitoring address, http://HOST:8222."),
+            typer.Option(
+                "--monitor",
+                help="The server's monitoring address, http://HOST:8222: shows whether it syncs.",
+                metavar="URL",
+            ),
         ] = None,
-        spaces: Annotated[
-            str | None, typer.Option("--space", "--spaces", help="Spaces, comma separated.")
-        ] = None,
+        spaces: SpacesOption = None,
         nats: NatsOption = None,
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Look at broker, streams, rights, clock, files and disk; changes nothing.
+        """Say what is wrong, what it endangers, and the exact fix.
+
+        It looks at broker, streams, rights, clock, files and disk, and changes nothing.
 
         With the worker's credentials (TIDEGATE_NATS_USER and so on) everything is looked at; with a
         client's, its rights, and whether a worker answers it.

@@ -13,10 +13,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
+    short_help="Who speaks from this machine.",
     help="Who speaks from this machine: a principal and the uid of its current life.",
 )
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where identities are kept.", metavar="DIR")
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="Where identities are kept; by default TIDEGATE_DATA_DIR, else your state folder.",
+        metavar="DIR",
+    ),
 ]
 
 
@@ -27,17 +33,23 @@ def _group() -> None:
 
 @app.command()
 def init(
-    principal: Annotated[str, typer.Argument(help="The name, [A-Za-z0-9_-]{1,64}.")],
+    principal: Annotated[
+        str, typer.Argument(help="The name, [A-Za-z0-9_-]{1,64}.", metavar="PRINCIPAL")
+    ],
     uid: Annotated[
-        str | None, typer.Option("--uid", help="Keep this uid instead of making one.")
+        str | None,
+        typer.Option(
+            "--uid", help="Keep this uid, [a-z0-9]{26,32}, instead of a new one.", metavar="UID"
+        ),
     ] = None,
     data_dir: DataDir = None,
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Keep an identity in a private file; one that exists stays as it is.
+    """Keep an identity in a private file; one that exists stays.
 
-    The first identity is the one that commands use without --as.
+    The first one is what commands use without --as, where the broker user's rights name nobody.
+    A reserved name (_op) never becomes it.
     """
     from worker import identity
 
@@ -52,7 +64,8 @@ def init(
 @app.command()
 def show(
     principal: Annotated[
-        str | None, typer.Argument(help="Whose; the default identity if absent.")
+        str | None,
+        typer.Argument(help="Whose; the default identity if absent.", metavar="PRINCIPAL"),
     ] = None,
     data_dir: DataDir = None,
     config: ConfigOption = None,

@@ -19,7 +19,12 @@ app = typer.Typer(
 )
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="The data folder; keys lie in its folder keys.", metavar="DIR"),
+    typer.Option(
+        "--data-dir",
+        help="The data folder, whose folder keys holds them; by default TIDEGATE_DATA_DIR, else "
+        "your state folder.",
+        metavar="DIR",
+    ),
 ]
 
 
@@ -49,16 +54,20 @@ def rotate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a new key and seal with it from now on; old keys stay, to open what they sealed."""
+    """Make a new key and seal with it from now on.
+
+    Old keys stay, to open what they sealed. Copy the new file to every machine that needs it.
+    """
     ring = _ring(data_dir, config)
     _show_made(ring, from_version or ring.current_version(), as_json)
 
 
 @app.command()
 def show(data_dir: DataDir = None, config: ConfigOption = None, as_json: JsonFlag = False) -> None:
-    """List the keys by version and public id; never a key itself.
+    """List the keys by version and public id.
 
-    The ids of two machines are equal if their keys are. Exit code 1 if a key cannot be used.
+    A key itself is never shown. The ids of two machines are equal if their keys are. Exit code 1
+    if a key cannot be used.
     """
     from worker.sealing import keyfiles
     from worker.sealing.errors import KeyRefused

@@ -26,7 +26,7 @@ app = typer.Typer(
     help="The ledger: one ordered log, folded into SQLite.\n\n" + common.EXIT_CODES,
 )
 
-FileArgument = Annotated[Path, typer.Argument(help="The file.", metavar="FILE")]
+FileArgument = Annotated[Path, typer.Argument(help="The backup's file.", metavar="FILE")]
 FromSnapshotFlag = Annotated[
     bool,
     typer.Option("--from-snapshot", help="Begin at the newest snapshot, not at the first command."),
@@ -37,7 +37,9 @@ FromSnapshotFlag = Annotated[
 def show_digest(
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Digest this file of a stopped worker.", metavar="FILE"),
+        typer.Option(
+            "--file", help="Digest this file of a stopped worker instead.", metavar="FILE"
+        ),
     ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -45,7 +47,10 @@ def show_digest(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Digest the logical state, per table and in all: equal in every replica at one sequence."""
+    """Digest the state, per table and in all.
+
+    Replicas that have folded up to the same sequence have equal digests.
+    """
     session = _session(config, nats, space, as_, as_json)
     if file is None:
         found = _asked(session, "digest", {})
@@ -65,7 +70,9 @@ def replay(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fold the log again into a new file, beside whatever runs.
+    """Fold the log again into a new file.
+
+    Whatever runs is not touched.
 
     It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
     """
@@ -83,7 +90,9 @@ def verify(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fold the log again in a temporary file and compare it with the worker, at one sequence.
+    """Fold the log again and compare with the worker.
+
+    It is folded in a temporary file, up to the sequence at which the worker stands.
 
     Exit code 0 if every table is equal, 1 if one is not. It needs the worker's rights.
     """
@@ -141,7 +150,10 @@ def trim(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove what lies in the log below a verified snapshot, and nothing else."""
+    """Remove log messages below a verified snapshot.
+
+    Nothing else is ever removed. Workers do it by themselves where TIDEGATE_LOG_KEEP_MS is set.
+    """
     _operate("trim", {}, _session(config, nats, space, as_, as_json))
 
 
@@ -149,7 +161,9 @@ def trim(
 def prune(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", help="How long ago it settled, such as 30d.", metavar="AGE"),
+        typer.Option(
+            "--older-than", help="How long ago it settled, such as 30d.", metavar="DURATION"
+        ),
     ],
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -157,7 +171,11 @@ def prune(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove settled rows and old command ids, in every replica: it is a command in the log."""
+    """Remove settled rows and old command ids.
+
+    It is a command in the log, so every replica does the same. Ids, keys and seconds that must
+    never be used again stay.
+    """
     session = _session(config, nats, space, as_, as_json)
     before_at_ms = time.time_ns() // 1_000_000 - common.duration("--older-than", older_than)
     _operate("prune", {"before_at_ms": max(0, before_at_ms)}, session)
@@ -165,14 +183,18 @@ def prune(
 
 @app.command()
 def ruleset(
-    version: Annotated[int, typer.Argument(help="The ruleset to activate.", min=1)],
+    version: Annotated[int, typer.Argument(help="The ruleset to activate.", min=1, metavar="N")],
     space: SpaceOption = None,
     as_: AsOption = None,
     nats: NatsOption = None,
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Activate a ruleset; a worker that does not know it stops folding and authorises nothing."""
+    """Activate a ruleset, once every worker knows it.
+
+    A worker that does not know it stops folding and authorises nothing. Which ones a worker knows:
+    tidegate status.
+    """
     session = _session(config, nats, space, as_, as_json)
     _operate("ruleset", {"version": version}, session)
 
@@ -185,7 +207,10 @@ def rebase(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """After the log went back in time: go on in a new epoch from the replica that came furthest."""
+    """Go on in a new epoch after the log went back.
+
+    Every replica goes on from the one that had come furthest. A single one does so by itself.
+    """
     _operate("rebase", {}, _session(config, nats, space, as_, as_json))
 
 
@@ -197,9 +222,9 @@ def backup(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take a snapshot of the running ledger and write it to a file, proven.
+    """Write a proven copy of the running ledger to a file.
 
-    It needs the worker's rights at the broker.
+    It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
     """
     session = _session(config, nats, space, None, as_json)
     if file.exists():
@@ -219,7 +244,10 @@ def restore(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put a backup where a stopped worker finds its ledger; it then folds on from there."""
+    """Put a backup where a stopped worker finds it.
+
+    The worker then folds on from there.
+    """
     session = _session(config, None, space, None, as_json)
     found = common.run_async(_restore(session, file, replace=replace))
     common.emit({"v": 1, **found}, as_json, _digest_lines(found))

@@ -12,6 +12,7 @@ from worker.cli import (
     bench,
     cap,
     common,
+    completion,
     config,
     cp,
     demo,
@@ -35,7 +36,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Durable checkpoints for runs that wait, on NATS JetStream.\n\n" + common.EXIT_CODES,
+    help="Durable checkpoints, fair admission and spending caps, on NATS JetStream.\n\n"
+    + common.EXIT_CODES,
+    epilog=common.examples(
+        "tidegate demo",
+        "tidegate run",
+        'tidegate cp mint runs.nightly deploy-42 -d +15m --title "Deploy build 42?"',
+        "tidegate cp resume runs.nightly deploy-42 --answer yes",
+        "tidegate doctor",
+    ),
 )
 run_worker.register(app)
 setup.register(app)
@@ -54,6 +63,7 @@ demo.register(app)
 soak.register(app)
 doctor.register(app)
 witness.register(app)
+completion.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -68,7 +78,9 @@ def _version(wanted: bool) -> None:
 def _root(
     _: Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     pass
@@ -77,7 +89,7 @@ def _root(
 def run() -> None:
     """Entry point: run the command line and leave with a code that means something."""
     try:
-        app()
+        app(prog_name="tidegate")
     except (TidegateError, BadInput) as error:
         if "--json" in sys.argv:
             common.emit(common.error_object(error), True, "")

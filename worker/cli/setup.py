@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from worker.cli import common
-from worker.cli.common import ConfigOption, JsonFlag, NatsOption
+from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
 
 if TYPE_CHECKING:
     from worker.settings import Settings
@@ -15,18 +15,25 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command(
-        epilog="Exit codes: 0 all is well, 3 refused (a difference could lose data, or the space "
-        "exists already), 1 failed."
+        epilog=common.examples(
+            "tidegate setup --new --spaces main --replicas 3",
+            "tidegate setup --print-conf --endpoint runs.nightly > nats.conf",
+            more="Exit codes: 0 all is well, 3 refused (a difference could lose data, or the space "
+            "exists already), 1 failed.",
+        )
     )
     def setup(
         new: Annotated[
             bool, typer.Option("--new", help="Create the streams of spaces that do not exist.")
         ] = False,
-        spaces: Annotated[
-            str | None, typer.Option("--space", "--spaces", help="Spaces, comma separated.")
-        ] = None,
+        spaces: SpacesOption = None,
         replicas: Annotated[
-            int | None, typer.Option("--replicas", help="Replicas of each stream, 1 or 3.")
+            int | None,
+            typer.Option(
+                "--replicas",
+                help="Replicas of each stream, 1 or 3; by default TIDEGATE_REPLICAS, 1.",
+                metavar="N",
+            ),
         ] = None,
         print_conf: Annotated[
             bool,
@@ -37,25 +44,35 @@ def register(app: typer.Typer) -> None:
         ] = False,
         endpoints: Annotated[
             list[str] | None,
-            typer.Option("--endpoint", help="With --print-conf: where its minter may mint."),
+            typer.Option(
+                "--endpoint",
+                help="With --print-conf: where its minter may mint; repeatable. By default runs.",
+                metavar="ENDPOINT",
+            ),
         ] = None,
         persons: Annotated[
             list[str] | None,
-            typer.Option("--person", help="With --print-conf: whose caps its delegate keeps."),
+            typer.Option(
+                "--person",
+                help="With --print-conf: whose caps its delegate keeps; repeatable. By default "
+                "alice.",
+                metavar="USER",
+            ),
         ] = None,
         hosts: Annotated[
             list[str] | None,
             typer.Option(
                 "--host",
-                help="With --print-conf: a host that has a witness, by its id; by default "
-                "TIDEGATE_HOST or host-1.",
+                help="With --print-conf: a host that has a witness, by its id; repeatable. By "
+                "default TIDEGATE_HOST, else host-1.",
+                metavar="HOST",
             ),
         ] = None,
         nats: NatsOption = None,
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Check the streams of each space; with --new, create them first.
+        """Check each space's streams; with --new, create them first.
 
         It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
         """

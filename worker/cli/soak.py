@@ -21,20 +21,25 @@ def register(app: typer.Typer) -> None:
                 min=0.05,
                 max=100_000,
                 help="How long; drift is judged from 5.5 minutes on.",
+                metavar="MINUTES",
             ),
         ] = 10.0,
         rate: Annotated[
             float,
-            typer.Option("--rate", min=0.1, max=1_000, help="Stories begun a second."),
+            typer.Option(
+                "--rate", min=0.1, max=1_000, help="Stories begun a second.", metavar="PER_S"
+            ),
         ] = 9.0,
-        seed: Annotated[int, typer.Option("--seed", min=0, help="Where chance comes from.")] = 1,
+        seed: Annotated[
+            int, typer.Option("--seed", min=0, help="Where chance comes from.", metavar="N")
+        ] = 1,
         as_json: JsonFlag = False,
     ) -> None:
-        """Run traffic of all planes on a broker and worker of its own, and see what drifts.
+        """Run traffic of all planes, and see what drifts.
 
-        Tells each minute's figures on standard error. Exit code 1 if memory, files, tasks or
-        streams grow that should not, or if anything ended otherwise than it must. An interrupt
-        ends it with the report so far.
+        It has a broker and a worker of its own. It tells each minute's figures on standard error.
+        Exit code 1 if memory, files, tasks or streams grow that should not, or if anything ended
+        otherwise than it must. An interrupt ends it with the report so far.
         """
         from worker import daemon, logs
         from worker.soak import report

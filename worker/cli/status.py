@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Show whether a worker serves a space, which one, and how it is."""
+        """Show whether a worker serves a space, and how it is."""
         session = common.session(
             config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
         )

@@ -38,14 +38,19 @@ def register(app: typer.Typer) -> None:
             str, typer.Option("--interval", help="Time between two looks.", metavar="DURATION")
         ] = "2s",
         limit: Annotated[
-            int, typer.Option("--limit", min=1, max=1000, help="Checkpoints and caps to ask for.")
+            int,
+            typer.Option(
+                "--limit", min=1, max=1000, help="Checkpoints and caps to ask for.", metavar="N"
+            ),
         ] = 100,
         as_: AsOption = None,
         nats: NatsOption = None,
         config: ConfigOption = None,
         as_json: JsonFlag = False,
     ) -> None:
-        """Show what waits, what holds seats and caps, lag, rates and warnings; q ends it.
+        """Show live what waits, what holds, and what is wrong.
+
+        Runs with their countdowns, seats and the queue, caps, lag, rates and warnings; q ends it.
 
         Any client's credential will do; titles and lists show as far as its rights reach. --json
         looks once and prints everything for a machine.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from worker.cli import common
-from worker.cli.common import ConfigOption, NatsOption
+from worker.cli.common import ConfigOption, NatsOption, SpacesOption
 
 if TYPE_CHECKING:
     from worker.evidence.witness import Witness
@@ -22,13 +22,14 @@ def register(app: typer.Typer) -> None:
     @app.command(epilog=WITNESS_CODES)
     def witness(
         nats: NatsOption = None,
-        spaces: Annotated[
-            str | None,
-            typer.Option("--space", "--spaces", help="Spaces to look for, comma separated."),
-        ] = None,
+        spaces: SpacesOption = None,
         host: Annotated[
             str | None,
-            typer.Option("--host", help="This host's id; by default TIDEGATE_HOST or machine id."),
+            typer.Option(
+                "--host",
+                help="This host's id; by default TIDEGATE_HOST, else the machine id.",
+                metavar="HOST",
+            ),
         ] = None,
         config: ConfigOption = None,
     ) -> None:
