@@ -1,0 +1,1 @@
+"""Where a history happens: real brokers and workers as processes, every link between them ours."""

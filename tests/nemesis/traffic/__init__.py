@@ -1,0 +1,1 @@
+"""Mixed traffic over all three planes: everybody speaks through clients that record."""
