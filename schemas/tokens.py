@@ -22,7 +22,9 @@ USER_PATTERN: Final = r"[A-Za-z0-9-]{1,100}"
 MINT_KEY_PATTERN: Final = r"[A-Za-z0-9_-]{16,100}"
 VERB_PATTERN: Final = r"[a-z][a-z_]{0,23}"
 EPOCH_PATTERN: Final = r"0|[1-9][0-9]{0,15}"
-TRACEPARENT_PATTERN: Final = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+TRACEPARENT_PATTERN: Final = (
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 
 MAX_ENDPOINT_CHARS: Final = 64
 

@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from worker.admission.moves import TRIPLES
-from worker.ledger.tx import Tx
+from worker.ledger.tx import Origin, Tx
 
 _APPEND = (
     "INSERT INTO adm_journal (kind, from_state, to_state, at_ms, request_id) VALUES (?, ?, ?, ?, ?)"
@@ -53,7 +53,7 @@ class Tampered(Exception):
         super().__init__(f"row {sequence} of the journal is damaged")
 
 
-def append(tx: Tx, kind: str, source: str | None, target: str | None, name: str | None) -> None:
+def append(tx: Tx, kind: str, source: str | None, target: str | None, about: Origin | None) -> None:
     """Write one row and say it.
 
     Args:
@@ -61,20 +61,21 @@ def append(tx: Tx, kind: str, source: str | None, target: str | None, name: str 
         kind: Of the row.
         source: The state before.
         target: The state after.
-        name: The request id, if it is about one.
+        about: The turn, if it is about one.
 
     Raises:
         ValueError: If the triple is not in the table: a defect, which stops the fold.
     """
     if (kind, source, target) not in TRIPLES:
         raise ValueError(f"no move {kind}: {source} to {target}")
+    name = None if about is None else about[0]
     written = tx.db.execute(_APPEND, (kind, source, target, tx.now_ms, name))
     body: dict[str, object] = {"sequence": written.lastrowid, "kind": kind}
     if source is not None:
         body["from"] = source
     if target is not None:
         body["to"] = target
-    tx.keyed_fact("adm", "journal", (kind,), name or "", body)
+    tx.keyed_fact("adm", "journal", (kind,), body, about)
 
 
 def page(db: sqlite3.Connection, after: int, limit: int) -> list[Entry]:

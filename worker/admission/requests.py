@@ -17,8 +17,8 @@ _INSERT: Final = (
     "INSERT INTO adm_requests (request_id, state, generation, principal, uid, session_id, "
     "agent_id, fingerprint, provider, model, handing, priority, timeout_ms, enqueued_at_ms, "
     "deadline_at_ms, aged_at_ms, aged, node, releases, identity, payload_fingerprint, "
-    "payload_key_version, payload_generation, payload_revision) "
-    "VALUES (?, 'queued', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, 0, ?, ?, ?, ?, ?)"
+    "payload_key_version, payload_generation, payload_revision, trace) "
+    "VALUES (?, 'queued', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, 0, ?, ?, ?, ?, ?, ?)"
 )
 _USED: Final = "SELECT 1 FROM adm_used WHERE request_id = ?"
 _ADOPT: Final = "UPDATE adm_requests SET uid = ?, identity = ? WHERE request_id = ?"
@@ -128,6 +128,7 @@ def _new_turn(tx: Tx, request_id: str, body: Enqueue, deadline_at_ms: int) -> Tu
         payload_key_version=None if payload is None else payload.key_version,
         payload_generation=None if payload is None else 1,
         payload_revision=None if payload is None else payload.revision,
+        trace=tx.trace,
     )
 
 
@@ -156,9 +157,10 @@ def _insert(tx: Tx, turn: Turn, aged_at_ms: int) -> None:
             turn.payload_key_version,
             turn.payload_generation,
             turn.payload_revision,
+            turn.trace,
         ),
     )
-    journal.append(tx, "request_enqueued", None, QUEUED, turn.request_id)
+    journal.append(tx, "request_enqueued", None, QUEUED, turn.origin)
     seats.count_queued(tx, 1)
 
 

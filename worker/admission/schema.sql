@@ -27,7 +27,8 @@ CREATE TABLE adm_limits (
 INSERT INTO adm_limits VALUES
     (1, 0, 8, 8, 0, 1800000, 30000, 60000, 60000, 4000, 8, 0, NULL, 0, 0, 0, 0, 0, NULL, NULL);
 
--- Every turn. "node" is its line in adm_heads while it stands in the queue.
+-- Every turn. "node" is its line in adm_heads while it stands in the queue; "trace" is the
+-- traceparent of the command that enqueued it.
 CREATE TABLE adm_requests (
     request_id TEXT PRIMARY KEY,
     state TEXT NOT NULL CHECK (
@@ -61,6 +62,7 @@ CREATE TABLE adm_requests (
     settled_at_ms INTEGER,
     reason TEXT,
     failure TEXT,
+    trace TEXT CHECK (length(trace) = 55),
     CHECK (payload_revision IS NULL OR payload_fingerprint IS NOT NULL)
 ) STRICT;
 

@@ -110,7 +110,7 @@ def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
         owner: Who runs it.
     """
     turn = choice.turn
-    journal.append(tx, "request_admitted", QUEUED, ADMITTED, turn.request_id)
+    journal.append(tx, "request_admitted", QUEUED, ADMITTED, turn.origin)
     tx.db.execute(_ADMIT, (owner.uid, turn.request_id))
     heads.leave(tx.db, turn.node or 0, turn.request_id)
     lease_id = f"{tx.epoch}-{tx.seq}-{held.admissions + 1}"
@@ -150,7 +150,7 @@ def admit_pushed(tx: Tx) -> None:
         turn = choice.turn
         owner = Speaker(turn.principal, turn.uid)
         admit(tx, held, choice, owner)
-        tx.grant(owner, turn.request_id, turn.generation, grant(turn))
+        tx.grant(owner, turn.origin, turn.generation, grant(turn))
         held = limits.read(tx.db)
 
 

@@ -23,7 +23,7 @@ from schemas.results import Refusal
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker, payload_key
 from worker.admission import heads, journal, seats
-from worker.ledger.tx import Tx
+from worker.ledger.tx import Origin, Tx
 
 _COLUMNS: Final = (
     "r.request_id, r.state, r.generation, r.principal, r.uid, r.session_id, r.agent_id, "
@@ -31,7 +31,7 @@ _COLUMNS: Final = (
     "r.deadline_at_ms, r.node, r.releases, r.identity, r.payload_fingerprint, "
     "r.payload_key_version, r.payload_generation, r.payload_revision, r.settled_at_ms, r.reason, "
     "r.failure, l.lease_id, l.principal, l.uid, l.admitted_at_ms, l.start_deadline_at_ms, "
-    "l.connector, l.child, l.channel, l.debt_at_ms, l.suspect_at_ms"
+    "l.connector, l.child, l.channel, l.debt_at_ms, l.suspect_at_ms, r.trace"
 )
 SELECT: Final = f"SELECT {_COLUMNS} FROM adm_requests r LEFT JOIN adm_leases l USING (request_id)"  # noqa: S608 - only names of our own columns
 """Reads turns; ``Turn(*row)`` takes a row."""
@@ -55,7 +55,8 @@ _FORGET_PAYLOAD: Final = "UPDATE adm_requests SET payload_revision = NULL WHERE 
 class Turn:
     """A turn and, while it has one, its lease; fields as in ``schema.sql``.
 
-    ``owner_principal`` and what follows it are the lease's, and ``None`` without one.
+    ``owner_principal`` and what follows it, save ``trace``, are the lease's, and ``None`` without
+    one.
     """
 
     request_id: str
@@ -93,6 +94,12 @@ class Turn:
     channel: str | None = None
     debt_at_ms: int | None = None
     suspect_at_ms: int | None = None
+    trace: str | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """It, and the trace context of the command that enqueued it."""
+        return self.request_id, self.trace
 
     @property
     def awaits_payload(self) -> bool:
@@ -173,7 +180,7 @@ def find(db: sqlite3.Connection, request_id: str) -> Turn | None:
 
 def move(tx: Tx, turn: Turn, kind: str, target: str) -> None:
     """Move a turn and journal it; its lease and its place are the caller's business."""
-    journal.append(tx, kind, turn.state, target, turn.request_id)
+    journal.append(tx, kind, turn.state, target, turn.origin)
     if target != turn.state:
         tx.db.execute(_MOVE, (target, turn.request_id))
         turn.state = target
@@ -189,7 +196,7 @@ def settle(
     failure: str | None = None,
 ) -> None:
     """End a turn for good: out of the queue or off its seat, its prompt destroyed."""
-    journal.append(tx, kind, turn.state, target, turn.request_id)
+    journal.append(tx, kind, turn.state, target, turn.origin)
     if turn.lease_id is not None:
         _free_seat(tx, turn)
     _delete_payload(tx, turn)
@@ -241,7 +248,7 @@ def requeue(tx: Tx, turn: Turn, *, deadline_at_ms: int, releases: int) -> None:
         deadline_at_ms: When waiting ends; if that is not in the future the turn ends here.
         releases: How often it has been released before its intent.
     """
-    journal.append(tx, "request_requeued", turn.state, QUEUED, turn.request_id)
+    journal.append(tx, "request_requeued", turn.state, QUEUED, turn.origin)
     _free_seat(tx, turn)
     turn.state, turn.lease_id = QUEUED, None
     turn.generation += 1
@@ -305,8 +312,8 @@ def say_lost(tx: Tx, turn: Turn, lost: Lost, reason: LossReason) -> None:
         "reason": reason,
         "state": turn.state,
     }
-    tx.fact("adm", LEASE_LOST, (turn.request_id, str(lost.generation)), body)
-    tx.message(lost.owner, "adm", LEASE_LOST, body)
+    tx.fact("adm", LEASE_LOST, (turn.request_id, str(lost.generation)), body, turn.origin)
+    tx.message(lost.owner, "adm", LEASE_LOST, body, turn.origin)
 
 
 def fenced(turn: Turn | None, lease_id: str, generation: int, owner: Speaker) -> bool:

@@ -15,7 +15,7 @@ def of_grant(tx: Tx, kind: str, user: str, record: Record) -> None:
         "cap": record.cap,
         "generation": record.generation,
     }
-    tx.fact(PLANE, kind, (user,), body)
+    tx.fact(PLANE, kind, (user,), body, (user, record.trace))
 
 
 def of_stop(

@@ -12,7 +12,8 @@ from worker.ledger.plane import View
 
 _SELECT: Final = (
     "SELECT r.user, g.generation, r.mint_key, r.expires_at_ms, r.latest_expires_at_ms, r.cap, "
-    "r.required_version, r.generation, r.reserved_at_ms, r.state, r.confirmed_at_ms, r.ended_at_ms "
+    "r.required_version, r.generation, r.reserved_at_ms, r.state, r.confirmed_at_ms, "
+    "r.ended_at_ms, r.trace "
     "FROM reservations r JOIN revoke_generations g ON g.user = r.user WHERE "
 )
 _ACTIVE: Final = _SELECT + "r.state = 'confirmed_active' AND r.user > ? ORDER BY r.user LIMIT ?"

@@ -34,10 +34,10 @@ _STATES: Final = _CONFIRMED | _ENDED | {RESERVED, LEGACY}
 
 COLUMNS: Final = (
     "mint_key, expires_at_ms, latest_expires_at_ms, cap, required_version, generation, "
-    "reserved_at_ms, state, confirmed_at_ms, ended_at_ms"
+    "reserved_at_ms, state, confirmed_at_ms, ended_at_ms, trace"
 )
 _FIND = f"SELECT {COLUMNS} FROM reservations WHERE user = ? AND mint_key = ?"  # noqa: S608 - own names
-_INSERT = f"INSERT INTO reservations (user, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - own names
+_INSERT = f"INSERT INTO reservations (user, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - own names
 _MOVE = """
 UPDATE reservations SET state = ?, confirmed_at_ms = ?, ended_at_ms = ?
 WHERE user = ? AND mint_key = ? AND state = ?
@@ -79,6 +79,7 @@ class Record(NamedTuple):
     state: str
     confirmed_at_ms: int | None
     ended_at_ms: int | None
+    trace: str | None = None
 
     @property
     def asked_second_ms(self) -> int:

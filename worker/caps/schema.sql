@@ -11,6 +11,7 @@ CREATE TABLE revoke_generations (
     CHECK (complement = -1 - generation)
 ) STRICT, WITHOUT ROWID;
 
+-- "trace" is the traceparent of the command that reserved.
 CREATE TABLE reservations (
     user TEXT NOT NULL CHECK (length(user) BETWEEN 1 AND 100),
     mint_key TEXT NOT NULL CHECK (length(mint_key) BETWEEN 1 AND 100),
@@ -26,6 +27,7 @@ CREATE TABLE reservations (
     ),
     confirmed_at_ms INTEGER,
     ended_at_ms INTEGER,
+    trace TEXT CHECK (length(trace) = 55),
     PRIMARY KEY (user, mint_key),
     UNIQUE (user, expires_at_ms),
     FOREIGN KEY (user) REFERENCES revoke_generations (user),

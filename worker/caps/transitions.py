@@ -114,6 +114,7 @@ def reserve(tx: Tx, key: tuple[str, ...], body: Reserve) -> Verdict:
         state=RESERVED,
         confirmed_at_ms=None,
         ended_at_ms=None,
+        trace=tx.trace,
     )
     records.insert(tx.db, user, record)
     facts.of_grant(tx, "reserved", user, record)

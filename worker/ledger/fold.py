@@ -42,9 +42,9 @@ NO_NOTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 _LOAD = "SELECT epoch, watermark, now_ms, chain, ruleset, ordinal FROM fold"
 _SAVE = "UPDATE fold SET epoch = ?, watermark = ?, now_ms = ?, chain = ?, ruleset = ?, ordinal = ?"
-_PUT_OUT = "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PUT_OUT = "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _DROP = "DELETE FROM outbox WHERE id = ?"
-_UNSAID = "SELECT id, seq, at_ms, kind, expect, subject, body FROM outbox ORDER BY id"
+_UNSAID = "SELECT id, seq, at_ms, kind, expect, subject, body, trace FROM outbox ORDER BY id"
 _NOTE = "INSERT INTO local VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _STORAGE_ERRORS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
@@ -240,8 +240,8 @@ class Fold:
     def unsaid(self) -> list[OutRow]:
         """The outbox rows in the file, in order."""
         return [
-            OutRow(number, seq, at_ms, Kind(kind), expect, subject, body)
-            for number, seq, at_ms, kind, expect, subject, body in self._db.execute(_UNSAID)
+            OutRow(number, seq, at_ms, Kind(kind), *rest)
+            for number, seq, at_ms, kind, *rest in self._db.execute(_UNSAID)
         ]
 
     def reload(self) -> None:
@@ -316,6 +316,7 @@ class Fold:
             return Stop("unknown-ruleset", seq, Ruleset(v=1, version=state.ruleset))
         now_ms = max(state.now_ms, message.time_ms)
         digest = memory.digest_of(message.subject, message.data)
+        trace = envelope.traceparent_of(message.headers)
         command_id, given = "", None
         speaker: Speaker | None = None
         plane = verb = ""
@@ -337,6 +338,8 @@ class Fold:
                 command_id,
                 state.ruleset,
                 self._outbox,
+                command.key,
+                trace,
             )
             if plane == "sys" and verb == "tick":
                 self._tick(tx, message.data)
@@ -354,7 +357,7 @@ class Fold:
             if not self._outbox.muted:
                 # A plane that no subject of a result can name is not repeated in one.
                 known = speaker if plane in LEDGER_PLANES else None
-                self._say_result(seq, now_ms, known, plane, verb, plain)
+                self._say_result(seq, now_ms, known, plane, verb, plain, trace)
         state.now_ms = now_ms
         state.watermark = seq
         state.ordinal += 1
@@ -436,12 +439,19 @@ class Fold:
         return b'%b,"at_ms":%d,%b}' % (head.encode(), now_ms, tail)
 
     def _say_result(
-        self, seq: int, now_ms: int, speaker: Speaker | None, plane: str, verb: str, plain: bytes
+        self,
+        seq: int,
+        now_ms: int,
+        speaker: Speaker | None,
+        plane: str,
+        verb: str,
+        plain: bytes,
+        trace: str | None,
     ) -> None:
         result_id = f"{self.state.epoch}-{seq}"
         subject = subjects.result(self._names, speaker, plane, verb, result_id)
         body = b'%b,"chain":"%b"}' % (plain[:-1], self.state.chain.encode())
-        self._outbox.say(seq, now_ms, Kind.RESULT, subject, body)
+        self._outbox.say(seq, now_ms, Kind.RESULT, subject, body, trace)
 
 
 def chained(previous: str, plain: bytes) -> str:

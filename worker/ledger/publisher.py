@@ -84,18 +84,22 @@ class Publisher:
         self._folded = 0
         self.said: list[int] = []
         self._epoch = 1
+        self._earlier = 0
         self._last_result: OutRow | None = None
         self.published = 0
         self.trouble = ""
 
     def progress(self) -> Progress:
         """How far everything is stored."""
-        if self._leaving:
-            through = self._leaving[0][0][0].seq - 1
-        elif self._waiting:
-            through = self._waiting[0].seq - 1
-        else:
+        first = self._leaving[0][0][0] if self._leaving else None
+        if first is None and self._waiting:
+            first = self._waiting[0]
+        if first is None:
             through = self._folded
+        elif first.id <= self._earlier:
+            through = 0
+        else:
+            through = first.seq - 1
         last = self._last_result
         if last is None:
             return Progress(self._epoch, through, 0, "")
@@ -112,12 +116,18 @@ class Publisher:
         return bool(self.said or self._waiting or self._leaving or self._deleting)
 
     def restart(self, epoch: int, watermark: int, rows: Sequence[OutRow]) -> None:
-        """Begin with what a file still owes, as after an open or a rebase."""
+        """Begin with what a file still owes, as after an open or a rebase.
+
+        Rows of an earlier epoch are said, too, and first; but their sequences may be those of other
+        commands in this epoch.
+        """
         for _, task in self._leaving:
             task.cancel()
         self._leaving.clear()
         self._waiting.clear()
         self._epoch = epoch
+        results = (row for row in rows if row.kind is Kind.RESULT)
+        self._earlier = max((row.id for row in results if _epoch_of(row) < epoch), default=0)
         self._last_result = None
         self.offer(rows, watermark)
 
@@ -209,7 +219,7 @@ class Publisher:
         self.said.extend(row.id for row in rows)
         for row in reversed(rows):
             # A command's result is the last thing it says.
-            if row.kind is Kind.RESULT:
+            if row.kind is Kind.RESULT and row.id > self._earlier:
                 self._last_result = row
                 break
 
@@ -218,13 +228,17 @@ class Publisher:
         if told is None or told.epoch != self._epoch:
             return
         dropped: list[OutRow] = []
-        while self._waiting and self._waiting[0].seq <= told.through:
+        while self._waiting and self._is_stored(self._waiting[0], told):
             row = self._waiting.popleft()
             dropped.append(row)
-            is_theirs = row.seq == told.chain_seq and row.kind is Kind.RESULT
-            if is_theirs and chain_of(row.body) != told.chain:
+            is_result = row.kind is Kind.RESULT and row.id > self._earlier
+            if is_result and row.seq == told.chain_seq and chain_of(row.body) != told.chain:
                 raise Diverged(row.seq)
         self._done(dropped)
+
+    def _is_stored(self, row: OutRow, told: Progress) -> bool:
+        """Whether the publishing replica has stored a row."""
+        return told.through > 0 if row.id <= self._earlier else row.seq <= told.through
 
     async def _store(self, rows: Sequence[OutRow]) -> None:
         """Store rows, however long it takes.
@@ -327,7 +341,7 @@ class Publisher:
             Outgoing(
                 row.subject,
                 keyed.leave(key, row.body) if row.kind is Kind.KEYED else row.body,
-                None,
+                row.headers,
                 0,
             )
             for row in rows
@@ -339,6 +353,11 @@ class Publisher:
             _log.warning("results_not_published", reason=error.reason, error=error.message)
         await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
         return attempt + 1
+
+
+def _epoch_of(result: OutRow) -> int:
+    """The epoch in the result's id, ``<epoch>-<seq>``."""
+    return int(result.subject.rpartition(".")[2].partition("-")[0])
 
 
 def chain_of(body: bytes) -> str:

@@ -30,7 +30,8 @@ CREATE TABLE outbox (
     kind INTEGER NOT NULL CHECK (kind BETWEEN 1 AND 6),
     expect INTEGER NOT NULL CHECK (expect >= 0),
     subject TEXT NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    trace TEXT CHECK (length(trace) = 55)
 ) STRICT;
 
 CREATE TABLE log_marks (

@@ -38,6 +38,7 @@ class OutRow(NamedTuple):
             payload's revision.
         subject: Where it goes.
         body: Its bytes.
+        trace: W3C trace context that it carries on, if it carries one.
     """
 
     id: int
@@ -47,11 +48,23 @@ class OutRow(NamedTuple):
     expect: int
     subject: str
     body: bytes
+    trace: str | None = None
 
     @property
     def headers(self) -> dict[str, str] | None:
         """Headers it is published with."""
-        return {headers.KV_OPERATION: "DEL"} if self.kind is Kind.DELETE else None
+        if self.kind is Kind.DELETE:
+            return {headers.KV_OPERATION: "DEL"}
+        return None if self.trace is None else {headers.TRACEPARENT: self.trace}
+
+
+Origin = tuple[str, str | None]
+"""What a row is about: what the key of a command calls it (a request id, a user), and the trace
+context of the command that it came from, if that had one.
+
+A row carries on the trace context of its command, if the command names what the row is about;
+whatever befalls a thing by time, or in passing, belongs to the command that the thing came from.
+"""
 
 
 class Outbox:
@@ -71,12 +84,19 @@ class Outbox:
         self.muted = False
 
     def say(
-        self, seq: int, at_ms: int, kind: Kind, subject: str, body: bytes, expect: int = 0
+        self,
+        seq: int,
+        at_ms: int,
+        kind: Kind,
+        subject: str,
+        body: bytes,
+        trace: str | None,
+        expect: int = 0,
     ) -> None:
         """Add a row."""
         if self.muted and kind is not Kind.DELETE:
             return
-        self.rows.append(OutRow(self.next_id, seq, at_ms, kind, expect, subject, body))
+        self.rows.append(OutRow(self.next_id, seq, at_ms, kind, expect, subject, body, trace))
         self.next_id += 1
 
 
@@ -97,6 +117,8 @@ class Tx:
         command_id: The client's id of this command, or one derived from epoch and sequence.
         ruleset: The ruleset in force.
         outbox: Where messages are said.
+        key: What follows the verb in the command's subject, token by token.
+        trace: The command's W3C trace context, if it has a valid one.
     """
 
     db: sqlite3.Connection
@@ -108,6 +130,8 @@ class Tx:
     command_id: str
     ruleset: int
     outbox: Outbox
+    key: tuple[str, ...] = ()
+    trace: str | None = None
     _said: int = 0
 
     @property
@@ -115,7 +139,14 @@ class Tx:
         """``<epoch>-<seq>``: id of this command's result."""
         return f"{self.epoch}-{self.seq}"
 
-    def fact(self, plane: str, kind: str, key: tuple[str, ...], body: JsonObject) -> None:
+    def fact(
+        self,
+        plane: str,
+        kind: str,
+        key: tuple[str, ...],
+        body: JsonObject,
+        about: Origin | None = None,
+    ) -> None:
         """State a public fact: ``fact.<plane>.<kind>.<key…>.<epoch>-<seq>-<n>``.
 
         Args:
@@ -123,12 +154,18 @@ class Tx:
             kind: A stable word.
             key: Tokens of the subject that name what it is about.
             body: What is so; ``v`` and ``at_ms`` are put before it.
+            about: What it is about, if that came to be by a command.
         """
         subject = subjects.ledger_fact(self.names, plane, kind, key, self._next_id())
-        self._say(Kind.FACT, subject, self._body(body))
+        self._say(Kind.FACT, subject, self._body(body), self._trace(about))
 
     def keyed_fact(
-        self, plane: str, kind: str, key: tuple[str, ...], name: str, body: JsonObject
+        self,
+        plane: str,
+        kind: str,
+        key: tuple[str, ...],
+        body: JsonObject,
+        about: Origin | None,
     ) -> None:
         """State a public fact about something that is not named in public.
 
@@ -139,25 +176,30 @@ class Tx:
             plane: As for ``fact``.
             kind: As for ``fact``.
             key: As for ``fact``; the name must not be among its tokens.
-            name: What the fact is about; empty if it is about nothing in particular.
             body: As for ``fact``.
+            about: What the fact is about; ``None`` if it is about nothing in particular.
         """
         subject = subjects.ledger_fact(self.names, plane, kind, key, self._next_id())
-        self._say(Kind.KEYED, subject, self._body({**body, keyed.NAME: name}))
+        name = "" if about is None else about[0]
+        self._say(Kind.KEYED, subject, self._body({**body, keyed.NAME: name}), self._trace(about))
 
-    def grant(self, owner: Speaker, request_id: str, generation: int, body: JsonObject) -> None:
+    def grant(self, owner: Speaker, turn: Origin, generation: int, body: JsonObject) -> None:
         """Announce a seat to its owner: ``grant.<owner>.<request id>.<generation>``, created once.
+
+        It carries on the trace context of the turn's own command, whichever one gave the seat.
 
         Args:
             owner: Who got it.
-            request_id: For which turn.
+            turn: For which turn.
             generation: Of the lease.
             body: What the owner needs to know; ``v`` and ``at_ms`` are put before it.
         """
-        subject = subjects.grant(self.names, owner, request_id, generation)
-        self._say(Kind.GRANT, subject, self._body(body))
+        subject = subjects.grant(self.names, owner, turn[0], generation)
+        self._say(Kind.GRANT, subject, self._body(body), turn[1])
 
-    def message(self, owner: Speaker, plane: str, kind: str, body: JsonObject) -> None:
+    def message(
+        self, owner: Speaker, plane: str, kind: str, body: JsonObject, about: Origin
+    ) -> None:
         """Tell one life of one principal something it did not ask for.
 
         It arrives among its results: ``res.<owner>.<plane>.<kind>.<epoch>-<seq>-<n>``.
@@ -167,9 +209,10 @@ class Tx:
             plane: ``adm`` or ``cap``.
             kind: A stable word that is no verb, such as ``lease_lost``.
             body: What; ``v`` and ``at_ms`` are put before it.
+            about: What it is about.
         """
         subject = subjects.result(self.names, owner, plane, kind, self._next_id())
-        self._say(Kind.MESSAGE, subject, self._body(body))
+        self._say(Kind.MESSAGE, subject, self._body(body), self._trace(about))
 
     def delete_payload(self, key: str, revision: int) -> None:
         """Delete exactly this revision of a sealed payload, after the commit.
@@ -178,10 +221,17 @@ class Tx:
             key: Its key in the payload bucket.
             revision: The revision that was enqueued; a later one is left alone.
         """
-        self._say(Kind.DELETE, f"$KV.{self.names.payloads_bucket}.{key}", b"", revision)
+        self._say(Kind.DELETE, f"$KV.{self.names.payloads_bucket}.{key}", b"", None, revision)
 
-    def _say(self, kind: Kind, subject: str, body: bytes, expect: int = 0) -> None:
-        self.outbox.say(self.seq, self.now_ms, kind, subject, body, expect)
+    def _trace(self, about: Origin | None) -> str | None:
+        if about is None or (self.trace is not None and about[0] in self.key):
+            return self.trace
+        return about[1]
+
+    def _say(
+        self, kind: Kind, subject: str, body: bytes, trace: str | None, expect: int = 0
+    ) -> None:
+        self.outbox.say(self.seq, self.now_ms, kind, subject, body, trace, expect)
 
     def _next_id(self) -> str:
         self._said += 1
