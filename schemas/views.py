@@ -20,6 +20,7 @@ class CheckpointView(Closed):
         settled_at_ms: When it settled.
         settled_holder: Who resumed.
         answer_id: The answer that was filed with the resume.
+        traceparent: W3C trace context that its settlement carries on; ``cp.wait`` only.
     """
 
     endpoint: str
@@ -31,6 +32,7 @@ class CheckpointView(Closed):
     settled_at_ms: Instant | None = None
     settled_holder: Holder | None = None
     answer_id: Name | None = None
+    traceparent: str | None = None
 
 
 class CheckpointFact(Message):

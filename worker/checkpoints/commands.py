@@ -6,7 +6,7 @@ was published ends there, and two replicas that decide the same command publish 
 
 import asyncio
 
-from schemas import envelope, results, strict_json, subjects, tokens
+from schemas import envelope, results, strict_json, subjects
 from schemas import headers as h
 from schemas.codes import BadInput, Code
 from schemas.commands.cp import Expire, Heartbeat, Mint, Repair, Resume
@@ -253,8 +253,7 @@ def _derived_id(delivery: Delivery) -> str:
 
 def _trace(delivery: Delivery) -> str | None:
     """The trace context to carry on: a header of any other form is not ours to repeat."""
-    given = delivery.headers.single(h.TRACEPARENT)
-    return given if given is not None and tokens.is_traceparent(given) else None
+    return envelope.traceparent_of(delivery.headers)
 
 
 def _command_id(delivery: Delivery) -> tuple[str, Refusal | None]:

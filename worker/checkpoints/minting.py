@@ -119,7 +119,7 @@ class Minter:
         status = _first_status(spec)
         try:
             spec_revision, status_revision = await self._records.create(
-                ctx.target, spec, status, wanted.prompt, ctx.cause
+                ctx.target, spec, status, wanted.prompt, ctx.cause, ctx.trace
             )
         except CasLost:
             return None
@@ -127,7 +127,7 @@ class Minter:
             if await self._records.status(ctx.target) is None:
                 raise
             return None
-        spec_at = SpecAt(spec, spec_revision, ctx.speaker.principal)
+        spec_at = SpecAt(spec, spec_revision, ctx.speaker.principal, ctx.trace)
         self._records.remember_spec(ctx.target, spec_at)
         return Whole(spec_at, StatusAt(status, status_revision, ctx.cause), None)
 

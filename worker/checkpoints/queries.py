@@ -117,6 +117,9 @@ class CheckpointQueries:
 
 def _waited(target: Checkpoint, it: Whole, *, settled: bool) -> Accepted:
     shown = view(target, it.status.record, it.spec.record.holder).to_object()
+    trace = it.status.trace or it.spec.trace
+    if settled and trace is not None:
+        shown["traceparent"] = trace
     return Accepted("settled" if settled else "still_waiting", shown)
 
 

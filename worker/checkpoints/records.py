@@ -4,8 +4,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeVar
 
+from schemas import envelope, subjects
 from schemas import headers as h
-from schemas import subjects
 from schemas.codes import BadInput, Code
 from schemas.limits import MAX_RECORD_BYTES
 from schemas.model import Closed
@@ -56,11 +56,13 @@ class StatusAt:
         record: The record.
         revision: What a compare-and-set must expect.
         cause: ``<principal>/<command id>`` of the command that wrote it.
+        trace: W3C trace context of that command, if it had one.
     """
 
     record: StatusRecord
     revision: int
     cause: str | None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,13 @@ class SpecAt:
         record: The record.
         revision: Its revision.
         minter: The principal whose command wrote it, if the record is ours.
+        trace: W3C trace context of the mint, if it had one.
     """
 
     record: SpecRecord
     revision: int
     minter: str | None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,8 @@ class Records:
         if entry.deleted:
             return Deleted(entry.revision)
         record = _parse(StatusRecord, entry, target, "status")
-        return StatusAt(record, entry.revision, entry.headers.get(h.CAUSE))
+        trace = envelope.traceparent_of(entry.headers)
+        return StatusAt(record, entry.revision, entry.headers.get(h.CAUSE), trace)
 
     async def spec(self, target: Checkpoint) -> SpecAt | Deleted | None:
         """The spec; remembered once seen, since it is written once."""
@@ -145,9 +150,21 @@ class Records:
         record = _parse(SpecRecord, entry, target, "spec")
         if record.token != target.token:
             raise Garbled(target, "spec")
-        spec = SpecAt(record, entry.revision, _principal(entry.headers.get(h.CAUSE)))
+        minter = _principal(entry.headers.get(h.CAUSE))
+        spec = SpecAt(record, entry.revision, minter, envelope.traceparent_of(entry.headers))
         self.remember_spec(target, spec)
         return spec
+
+    async def minted_in(self, target: Checkpoint) -> str | None:
+        """Trace context of the mint; ``None`` if it had none, or there is no spec to tell."""
+        known = self._specs.get(target)
+        if known is not None:
+            return known.trace
+        try:
+            spec = await self.spec(target)
+        except Garbled:
+            return None
+        return spec.trace if isinstance(spec, SpecAt) else None
 
     def remember_spec(self, target: Checkpoint, spec: SpecAt) -> None:
         """Keep a spec that was just written or read."""
@@ -229,6 +246,7 @@ class Records:
         status: StatusRecord,
         prompt: PromptRecord | None,
         cause: str,
+        trace: str | None,
     ) -> tuple[int, int]:
         """Write prompt, spec and status as one, each expected never to have existed.
 
@@ -243,7 +261,7 @@ class Records:
                 batches the spec may have been).
             Unknown: If it may or may not have landed.
         """
-        headers = {h.CAUSE: cause}
+        headers = written_by(cause, trace)
         writes: list[Write] = [
             (subjects.spec_key(target), spec.to_bytes(), headers, 0),
             (subjects.status_key(target), status.to_bytes(), headers, 0),
@@ -266,7 +284,12 @@ class Records:
         return first, second
 
     async def put_status(
-        self, target: Checkpoint, record: StatusRecord, expected: int, cause: str
+        self,
+        target: Checkpoint,
+        record: StatusRecord,
+        expected: int,
+        cause: str,
+        trace: str | None = None,
     ) -> int:
         """Compare-and-set the status.
 
@@ -278,7 +301,10 @@ class Records:
             Unknown: If it may or may not have landed; read back and look for the cause.
         """
         return await self._bucket.put_if(
-            subjects.status_key(target), record.to_bytes(), expected, headers={h.CAUSE: cause}
+            subjects.status_key(target),
+            record.to_bytes(),
+            expected,
+            headers=written_by(cause, trace),
         )
 
     async def put_answer(self, target: Checkpoint, record: AnswerRecord, cause: str) -> None:
@@ -294,7 +320,9 @@ class Records:
             if await self.answer(target, record.answerId) is None:
                 raise Garbled(target, "answer") from None
 
-    async def put_fact(self, target: Checkpoint, fact: SettleFact, cause: str) -> None:
+    async def put_fact(
+        self, target: Checkpoint, fact: SettleFact, cause: str, trace: str | None = None
+    ) -> None:
         """Make the settle fact exist.
 
         Raises:
@@ -303,11 +331,19 @@ class Records:
         subject = subjects.settle_fact(self._names, target)
         try:
             await self._epf.publish(
-                subject, fact.to_bytes(), headers={h.CAUSE: cause}, expect_last_subject_seq=0
+                subject,
+                fact.to_bytes(),
+                headers=written_by(cause, trace),
+                expect_last_subject_seq=0,
             )
         except CasLost:
             if await self.fact(target) != fact:
                 raise Contradiction(target) from None
+
+
+def written_by(cause: str, trace: str | None) -> dict[str, str]:
+    """Headers of whatever is written for a command: its cause, and its trace if it has one."""
+    return {h.CAUSE: cause} if trace is None else {h.CAUSE: cause, h.TRACEPARENT: trace}
 
 
 def _parse(model: type[M], entry: Entry, target: Checkpoint, record: str) -> M:

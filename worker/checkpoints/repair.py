@@ -17,7 +17,7 @@ from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context
 from worker.checkpoints.looking import Whole, look, whole
 from worker.checkpoints.minting import coordinate
-from worker.checkpoints.records import Records, StatusAt
+from worker.checkpoints.records import Records, StatusAt, written_by
 from worker.checkpoints.settle import Settler, view
 from worker.timers.wheel import Coordinate
 from worker.timers.writer import Armed, TimerWriter
@@ -99,7 +99,7 @@ class Repairer:
         else:
             await self._repair_settled(target, Whole(it.spec, status, it.fact), repairs)
         if repairs:
-            await self._tell(target, status, repairs, cause)
+            await self._tell(target, status, repairs, cause, it.spec.trace)
         return repairs, status
 
     async def _repair_waiting(
@@ -156,7 +156,12 @@ class Repairer:
         return info.subjects
 
     async def _tell(
-        self, target: Checkpoint, status: StatusAt, repairs: list[str], cause: str
+        self,
+        target: Checkpoint,
+        status: StatusAt,
+        repairs: list[str],
+        cause: str,
+        trace: str | None,
     ) -> None:
         for repair in repairs:
             metrics.REPAIRS.labels(repair).inc()
@@ -176,7 +181,7 @@ class Repairer:
         await self._res.publish(
             subjects.checkpoint_fact(self._names, "repaired", target, generation),
             fact.to_bytes(),
-            headers={h.CAUSE: cause},
+            headers=written_by(cause, trace),
         )
 
 

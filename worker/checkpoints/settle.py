@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from schemas import headers as h
 from schemas import subjects
 from schemas.names import Names
 from schemas.records import Holder, SettleFact, StatusRecord
@@ -28,6 +27,7 @@ from worker.checkpoints.records import (
     Records,
     SpecAt,
     StatusAt,
+    written_by,
 )
 from worker.timers.wheel import Coordinate
 from worker.timers.writer import TimerWriter
@@ -99,7 +99,12 @@ class Settler:
         return self._lately.get(target) == generation
 
     async def attempt(
-        self, target: Checkpoint, at: StatusAt, settled: StatusRecord, cause: str
+        self,
+        target: Checkpoint,
+        at: StatusAt,
+        settled: StatusRecord,
+        cause: str,
+        trace: str | None = None,
     ) -> Attempt:
         """Compare-and-set a waiting status to a settled one.
 
@@ -108,13 +113,14 @@ class Settler:
             at: The waiting status that was read.
             settled: What it is to become.
             cause: Recognises our own write after a lost acknowledgement.
+            trace: Trace context of the command that settles it, if one does.
 
         Raises:
             Unknown: If the write neither is there nor can be ruled out; deliver again.
             Garbled: If what stands now does not parse.
         """
         try:
-            revision = await self._records.put_status(target, settled, at.revision, cause)
+            revision = await self._records.put_status(target, settled, at.revision, cause, trace)
         except CasLost:
             return await self._read_back(target, settled, cause)
         except Unknown:
@@ -122,7 +128,7 @@ class Settler:
             if seen.status.revision == at.revision:
                 raise
             return seen
-        return Attempt(True, StatusAt(settled, revision, cause))
+        return Attempt(True, StatusAt(settled, revision, cause, trace))
 
     async def finish(
         self,
@@ -131,7 +137,6 @@ class Settler:
         *,
         won: bool,
         by: str,
-        trace: str | None = None,
         telling: list[Telling] | None = None,
     ) -> None:
         """Make the fact exist, cancel the timer and tell observers; all of it idempotent.
@@ -141,7 +146,6 @@ class Settler:
             status: Its settled status.
             won: Whether this worker's write settled it (for counting).
             by: What drove it: ``resume``, ``wheel``, ``fire``, ``sweep``, ``command``.
-            trace: Trace context of the command.
             telling: Where to leave what may happen together with the publishing of a result;
                 done at once if absent.
 
@@ -149,12 +153,14 @@ class Settler:
             Contradiction: If another fact stands; nobody acts on it.
         """
         cause = status.cause or "_worker/unknown"
+        # A settlement belongs to the trace of its command, and without one to that of the mint.
+        trace = status.trace or await self._records.minted_in(target)
         told = won and by == "sweep"
         if told:
             # No timer or command brings anybody back, but a missing fact does.
             await self._tell(target, status.record, cause, trace, again=False)
         # The fact stands before the result says so; timer and observers may come with the result.
-        await self._records.put_fact(target, fact_of(target, status.record), cause)
+        await self._records.put_fact(target, fact_of(target, status.record), cause, trace)
         self._remember(target, status.record.deadlineGeneration)
         if won:
             self._count(status.record, by)
@@ -173,7 +179,14 @@ class Settler:
             raise
 
     async def expire(
-        self, target: Checkpoint, at: StatusAt, now_ms: int, cause: str, *, by: str
+        self,
+        target: Checkpoint,
+        at: StatusAt,
+        now_ms: int,
+        cause: str,
+        *,
+        by: str,
+        trace: str | None = None,
     ) -> Attempt:
         """Settle a due, waiting status as expired and finish what follows.
 
@@ -183,8 +196,9 @@ class Settler:
             now_ms: Lower bound of now; at or after the deadline.
             cause: Whose doing.
             by: ``wheel``, ``fire``, ``sweep`` or ``command``.
+            trace: Trace context of the command, if it is one's doing.
         """
-        outcome = await self.attempt(target, at, expired(at.record, now_ms), cause)
+        outcome = await self.attempt(target, at, expired(at.record, now_ms), cause, trace)
         if outcome.status.record.state != "waiting":
             await self.finish(target, outcome.status, won=outcome.won, by=by)
         return outcome
@@ -285,12 +299,12 @@ class Settler:
         subject = subjects.checkpoint_fact(self._names, kind, target, fact.generation)
         if again and await self._js.last_message(self._names.res_stream, subject) is not None:
             return
-        headers = {h.CAUSE: cause}
-        if trace is not None:
-            headers[h.TRACEPARENT] = trace
         with contextlib.suppress(CasLost):
             await self._res.publish(
-                subject, fact.to_bytes(), headers=headers, expect_last_subject_seq=0
+                subject,
+                fact.to_bytes(),
+                headers=written_by(cause, trace),
+                expect_last_subject_seq=0,
             )
 
     async def _tell(

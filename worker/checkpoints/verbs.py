@@ -145,7 +145,9 @@ class Verbs:
             if now_ms >= it.status.record.deadline:
                 return await self._expire_due(ctx, it)
             settled = resumed(it.status.record, now_ms, speaker, filed)
-            outcome = await self._settler.attempt(ctx.target, it.status, settled, ctx.cause)
+            outcome = await self._settler.attempt(
+                ctx.target, it.status, settled, ctx.cause, ctx.trace
+            )
             it = Whole(it.spec, outcome.status, it.fact)
             if outcome.won:
                 return await self._resumed(ctx, it, won=True)
@@ -175,7 +177,7 @@ class Verbs:
             return None
         settled = resumed(status.record, now_ms, speaker, filed)
         try:
-            outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause)
+            outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause, ctx.trace)
         except Garbled:
             # The records were deleted or damaged meanwhile; a look says which.
             return None
@@ -204,7 +206,12 @@ class Verbs:
                 )
             await self._wait_until_due(record.deadline)
             outcome = await self._settler.expire(
-                ctx.target, it.status, int(self._clock.lower_ms()), ctx.cause, by="command"
+                ctx.target,
+                it.status,
+                int(self._clock.lower_ms()),
+                ctx.cause,
+                by="command",
+                trace=ctx.trace,
             )
             it = Whole(it.spec, outcome.status, it.fact)
             if outcome.status.record.state == "waiting":
@@ -254,11 +261,9 @@ class Verbs:
             holder=it.spec.record.holder,
             at_ms=ctx.at_ms,
         )
-        again = armed_seq is None
+        again, trace = armed_seq is None, ctx.trace or it.spec.trace
         ctx.telling.append(
-            lambda: self._settler.tell(
-                ctx.target, "extended", fact, ctx.cause, ctx.trace, again=again
-            )
+            lambda: self._settler.tell(ctx.target, "extended", fact, ctx.cause, trace, again=again)
         )
         return Accepted("extended", view(ctx.target, record, it.spec.record.holder).to_object())
 
@@ -301,9 +306,7 @@ class Verbs:
         return identifier
 
     async def _resumed(self, ctx: Context, it: Whole, *, won: bool) -> Verdict:
-        await self._settler.finish(
-            ctx.target, it.status, won=won, by="resume", trace=ctx.trace, telling=ctx.telling
-        )
+        await self._settler.finish(ctx.target, it.status, won=won, by="resume", telling=ctx.telling)
         if won and it.status.record.settledTs is not None:
             metrics.SETTLE_SECONDS.observe((it.status.record.settledTs - ctx.at_ms) / 1000)
         return Accepted("resumed", self._view(ctx, it))
@@ -328,7 +331,12 @@ class Verbs:
         """Drive the expiry of a due checkpoint, once its deadline has passed beyond doubt."""
         await self._wait_until_due(it.status.record.deadline)
         outcome = await self._settler.expire(
-            ctx.target, it.status, int(self._clock.lower_ms()), ctx.cause, by="command"
+            ctx.target,
+            it.status,
+            int(self._clock.lower_ms()),
+            ctx.cause,
+            by="command",
+            trace=ctx.trace,
         )
         it = Whole(it.spec, outcome.status, it.fact)
         if it.status.record.state == "waiting":
