@@ -1,11 +1,16 @@
 """What the doctor finds on a broker: each thing broken as it breaks, on a real server."""
 
 import asyncio
+import contextlib
+import importlib
 import json
+import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +25,23 @@ from schemas.subjects import Checkpoint, Speaker
 from tests.integration.bus_server import free_port
 from tests.support.cp import until
 from tests.support.doctor import DECLARED, of, possible, provokes, read, saw, the
+from tests.support.ledger import a_log, folding
 from tests.support.process import WorkerProcess, command, environment, space_environment
 from tests.support.proxy import proxy_to
 from tests.support.running import running
 from tests.support.server import WORKER_PASSWORD, Server, spaces_of
 from tests.support.space import Space
+from worker import identity
 from worker.bus import conf, users
 from worker.bus.connection import Connection
+from worker.bus.errors import BusError
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import Outgoing
 from worker.bus.topology import SpaceTopology, TopologySettings
 from worker.doctor import examination
 from worker.doctor import space as space_checks
 from worker.doctor.findings import Check, Finding, Severity
+from worker.planes import PLANES
 
 NAMES = Names("tidegate", "main")
 UID = "d" * 26
@@ -286,18 +295,21 @@ async def test_results_that_fill_the_brokers_memory(
     async with js_of(space) as js:
         the(Check.RESULTS, await examine(space), Severity.FINE, "0 results")
         for start in range(0, count, batch):
-            told = (subjects.result(names, alice, "cp", "mint", f"{start + n}") for n in range(batch))
+            told = (
+                subjects.result(names, alice, "cp", "mint", f"{start + n}") for n in range(batch)
+            )
             await js.publish_batch([Outgoing(subject, b"{}") for subject in told])
         found = the(Check.RESULTS, await examine(space), Severity.WARNING, f"{count} results")
         assert f"about {limit_mib} MiB" in found.found
         assert names.res_stream in found.fix
         # What the fix says: a shorter age, of the stream and of the setting together.
-        short = {"res_max_age_ms": 60_000}
+        short = space.settings(res_max_age_ms=60_000)
         assert "TIDEGATE_RES_MAX_AGE_MS" in found.fix
         await change(js, names.res_stream, max_age=1_000_000_000, duplicate_window=10**9)
 
         async def gone() -> bool:
-            return of(Check.RESULTS, await examine(space, **short))[0].severity is Severity.FINE
+            (finding,) = of(Check.RESULTS, await examination.examine(short))
+            return finding.severity is Severity.FINE
 
         await until(gone, limit_s=60)
 
@@ -337,6 +349,75 @@ async def test_a_worker_that_is_not_ready_says_why(space: Space) -> None:
         await until(noticed)
         findings = await examine(space, data_dir=space.data_dir.with_name("elsewhere"))
         the(Check.WORKERS, findings, Severity.DANGER, "ledger")
+
+
+class DeafSpace(Space):
+    """A space with a worker's user that may not read the snapshots."""
+
+    LOGIN = "deaf"
+
+    @classmethod
+    def user(cls, names: Names) -> conf.User:
+        right = "$JS.API.CONSUMER.CREATE."
+        readable = (kv_stream(names.leases_bucket), names.log_stream)
+        rights = (f"{right}{stream}.>" for stream in readable)
+        # All workers are one user in production, so their answers have one place to go to.
+        answers = f"_INBOX_{conf.WORKER_USER}.>"
+        return changed(made(Role.WORKER, cls.LOGIN), *rights, answers, less=right)
+
+    async def connect(self, name: str = "test-deaf") -> Connection:
+        login: dict[str, Any] = {
+            "user": self.LOGIN,
+            "password": "p",
+            "inbox_prefix": f"_INBOX_{self.LOGIN}",
+        }
+        options = replace(self.server.worker_options(), **login)
+        return await Connection.open(options, name=name)
+
+
+async def set_back_behind(server: Server, space: Space, knows: Path) -> None:
+    """Replace the broker's store by a copy from before what a worker folded last."""
+    store = server.directory / "store"
+    await asyncio.to_thread(server.stop)
+    older = Path(shutil.copytree(store, server.directory / "older"))
+    await asyncio.to_thread(server.start)
+    async with a_log(space) as log, folding(space, knows, planes=PLANES) as one:
+        await one.said(await log.mixed(3))
+    await asyncio.to_thread(server.stop)
+    shutil.rmtree(store)
+    shutil.move(older, store)
+    await asyncio.to_thread(server.start)
+
+
+@provokes((Check.WORKERS, Severity.WARNING))
+async def test_a_worker_that_did_not_follow_into_a_new_epoch(tmp_path: Path) -> None:
+    """The store was set back, one worker began an epoch, and another cannot read of it."""
+    users_of = (
+        conf.User(conf.WORKER_USER, WORKER_PASSWORD, "W"),
+        conf.User(conf.CLIENT_USER, None, "C"),
+        DeafSpace.user(NAMES),
+    )
+    server = server_of(tmp_path / "s", users=users_of)
+    follows, stays = tmp_path / "a", tmp_path / "b"
+    async with a_space_on(server) as space:
+        for data_dir in (stays, follows):
+            async with a_log(space) as log, folding(space, data_dir, planes=PLANES) as one:
+                await one.said(await log.mixed(2))
+        await set_back_behind(server, space, follows)
+        async with folding(space, follows, planes=PLANES) as one:
+            await one.until(lambda: one.ledger.status()["halted"] == "log-regressed")
+            await one.ledger.queries()["sys", "rebase"](Speaker("_op", UID), b'{"v":1}')
+            await one.until(lambda: one.ledger.status()["epoch"] == 2)
+        async with running(space.settings(data_dir=follows)):
+            deaf = DeafSpace(server, NAMES, space.data_dir)
+            async with folding(deaf, stays, planes=PLANES) as other:
+                await other.until(lambda: other.ledger.status()["halted"] == "rebase")
+                words = ("not in the same epoch", "in epoch 1 (rebase)", "in epoch 2", "snapshot")
+                the(Check.WORKERS, await examine(space), Severity.WARNING, *words)
+            # As the fix says, with its rights given back.
+            async with folding(space, stays, planes=PLANES) as other:
+                await other.until(lambda: other.ledger.status()["epoch"] == 2)
+                the(Check.WORKERS, await examine(space), Severity.FINE, "2 workers")
 
 
 # The broker as a whole.
@@ -460,7 +541,11 @@ async def test_a_payload_limit_that_refuses_records(tmp_path: Path) -> None:
         the(Check.MAX_PAYLOAD, await examine(space), Severity.DANGER, "max_payload: 1MB")
 
 
-@provokes((Check.ANONYMOUS, Severity.WARNING), (Check.ANONYMOUS, Severity.DANGER), (Check.ENCRYPTION, Severity.WARNING))
+@provokes(
+    (Check.ANONYMOUS, Severity.WARNING),
+    (Check.ANONYMOUS, Severity.DANGER),
+    (Check.ENCRYPTION, Severity.WARNING),
+)
 async def test_a_door_that_is_open_to_anybody(space: Space) -> None:
     the(Check.ANONYMOUS, await examine(space), Severity.WARNING, "may do everything there")
     # The same broker, reached by an address that is not the loopback's.
@@ -474,6 +559,11 @@ async def test_streams_on_one_server_are_a_warning(space: Space) -> None:
     the(Check.REPLICAS, await examine(space), Severity.WARNING, "TIDEGATE_REPLICAS=3")
 
 
+@provokes(
+    (Check.CLUSTER, Severity.WARNING),
+    (Check.CLUSTER, Severity.DANGER),
+    (Check.BROKER, Severity.DANGER),
+)
 async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
     routes = [free_port() for _ in range(3)]
     others = ", ".join(json.dumps(f"nats://127.0.0.1:{port}") for port in routes)
@@ -490,12 +580,19 @@ async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
         conn = await Connection.open(
             replace(servers[0].worker_options(), servers=tuple(urls.split(","))), name="test-setup"
         )
-        topology = SpaceTopology(JetStream(conn), NAMES, TopologySettings(replicas=3))
+        js = JetStream(conn)
+        # One space whose streams are on every server, and one whose are on one server each.
+        lonely = replace(space, names=Names("tidegate", "lonely"))
+        topologies = [
+            SpaceTopology(js, NAMES, TopologySettings(replicas=3)),
+            SpaceTopology(js, lonely.names, TopologySettings(replicas=1)),
+        ]
 
         async def set_up() -> bool:
             try:
-                await topology.create("a" * 32)
-            except Exception:
+                for number, topology in enumerate(topologies):
+                    await topology.create(f"{number}" * 32)
+            except (BusError, TimeoutError):
                 return False
             return True
 
@@ -506,23 +603,30 @@ async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
             return [finding.severity for finding in found] == [Severity.FINE]
 
         await until(current, limit_s=30)
+        where = (await js.api(f"STREAM.INFO.{lonely.names.log_stream}", None))["cluster"]["leader"]
+        victim = int(where.removeprefix("n"))
+        rest = [number for number in range(3) if number != victim]
         await conn.close()
-        await asyncio.to_thread(servers[2].kill)
+        await asyncio.to_thread(servers[victim].kill)
 
-        async def noticed() -> bool:
+        async def noticed() -> Finding | None:
             found = of(Check.CLUSTER, await examine(space, **settings))
-            return any("n2" in finding.found for finding in found)
+            return next((finding for finding in found if where in finding.found), None)
 
-        await until(noticed, limit_s=30)
-        await asyncio.to_thread(servers[1].kill)
+        saw(await until(noticed, limit_s=30), Severity.WARNING)
 
-        async def leaderless() -> bool:
-            findings = await examine(space, **settings)
-            found = [*of(Check.CLUSTER, findings), *of(Check.BROKER, findings)]
-            words = ("nobody answers", "did not answer")
-            return any(word in finding.found for word in words for finding in found)
+        async def leaderless() -> Finding | None:
+            found = of(Check.CLUSTER, await examine(lonely, nats_url=urls))
+            return next((one for one in found if one.severity is Severity.DANGER), None)
 
-        await until(leaderless, limit_s=30)
+        saw(await until(leaderless, limit_s=30), Severity.DANGER, lonely.names.log_stream)
+        await asyncio.to_thread(servers[rest[0]].kill)
+
+        async def silent() -> Finding | None:
+            found = of(Check.BROKER, await examine(space, **settings))
+            return next((one for one in found if "did not answer" in one.found), None)
+
+        saw(await until(silent, limit_s=30), Severity.DANGER)
     finally:
         for server in servers:
             await asyncio.to_thread(server.kill)
@@ -646,3 +750,138 @@ def test_without_any_broker_it_says_what_it_can(tmp_path: Path) -> None:
     assert findings["broker"]["severity"] == "danger"
     assert findings["settings"]["severity"] == "warning"
     assert "TIDEGATE_RETENTION" in findings["settings"]["found"]
+
+
+# A new user: what is printed is done as it stands, and the finding is gone.
+
+
+def commands_in(fix: str) -> str:
+    """The command that a fix gives, up to where its sentence goes on."""
+    found = re.search(r"\b(?:chmod|chown|mv|tidegate|nats) .*?(?=, | \(|; |$)", fix)
+    assert found, fix
+    return found[0]
+
+
+def doctor(env: Mapping[str, str]) -> list[Finding]:
+    return report_of(command(["doctor", "--json"], env))
+
+
+def open_the_folder(space: Space) -> None:
+    space.data_dir.mkdir(mode=0o700)
+    space.data_dir.chmod(0o755)
+
+
+def open_an_identity(space: Space) -> None:
+    space.data_dir.mkdir(mode=0o700)
+    identity.init(space.data_dir, "maria", identity.new_uid())
+    for path in space.data_dir.rglob("*.json"):
+        path.chmod(0o644)
+
+
+def set_nothing_up(space: Space) -> None:
+    """It was never done."""
+
+
+@pytest.mark.parametrize(
+    ("breaks", "check"),
+    [
+        (open_the_folder, Check.DATA_DIRECTORY),
+        (open_an_identity, Check.PRIVATE_FILES),
+        (set_nothing_up, Check.SPACE),
+    ],
+)
+def test_the_printed_command_cures_what_was_found(
+    bare_space: Space, breaks: Callable[[Space], None], check: Check
+) -> None:
+    breaks(bare_space)
+    env = space_environment(bare_space)
+    (found,) = of(check, doctor(env))
+    shell(commands_in(saw(found, Severity.DANGER).fix), env)
+    assert {one.severity for one in of(check, doctor(env))} <= {Severity.FINE}
+
+
+@provokes((Check.SNAPSHOTS, Severity.WARNING))
+async def test_the_printed_command_takes_the_snapshot_that_is_late(space: Space) -> None:
+    env = space_environment(space, snapshot_commands=100)
+    async with js_of(space) as js:
+        await put_commands(js, space.names, 201)
+    async with running(space.settings(snapshot_commands=1_000)):
+        found = the(Check.SNAPSHOTS, await asyncio.to_thread(doctor, env), Severity.WARNING)
+        await asyncio.to_thread(shell, commands_in(found.fix), env)
+        the(Check.SNAPSHOTS, await asyncio.to_thread(doctor, env), Severity.FINE, "1 snapshots")
+
+
+def shell(line: str, env: Mapping[str, str]) -> None:
+    """Run a line as it was printed, in a shell that finds our command."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        env={**env, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, (line, done.stdout, done.stderr)
+
+
+# A small disk.
+
+
+def in_a_namespace() -> list[str] | None:
+    """How a command gets mounts of its own here: as root, or as an unprivileged user may."""
+    for words in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
+        with contextlib.suppress(OSError):
+            tried = subprocess.run(
+                [*words, "mount", "-t", "tmpfs", "x", "/mnt"], check=False, capture_output=True
+            )
+            if tried.returncode == 0:
+                return words
+    return None
+
+
+@pytest.mark.parametrize(("size_mib", "severity"), [(64, Severity.DANGER), (512, Severity.WARNING)])
+@provokes((Check.DISK_SPACE, Severity.DANGER), (Check.DISK_SPACE, Severity.WARNING))
+def test_a_disk_that_is_nearly_full(space: Space, size_mib: int, severity: Severity) -> None:
+    words = in_a_namespace()
+    if words is None:
+        pytest.skip("no file system can be mounted here")
+    space.data_dir.mkdir(mode=0o700)
+    script = 'mount -t tmpfs -o "size=$1m,mode=700" small "$2" && shift 2 && exec "$@"'
+    doctor_there = [sys.executable, "-m", "worker.cli.main", "doctor", "--json"]
+    done = subprocess.run(
+        [*words, "sh", "-c", script, "sh", str(size_mib), str(space.data_dir), *doctor_there],
+        env=space_environment(space),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    the(Check.DISK_SPACE, report_of(done), severity, f"{size_mib} MiB are free")
+
+
+# Every finding, and a test that has really seen it.
+
+
+def test_every_finding_is_provoked_by_a_test_that_breaks_the_thing() -> None:
+    for module in ("tests.unit.test_doctor_local", "tests.unit.test_doctor_rights"):
+        importlib.import_module(module)
+    untested = possible() - DECLARED.keys()
+    assert not untested, "no test provokes these findings"
+    assert DECLARED.keys() <= possible(), "no finding is like that any more"
+    for (check, severity), tests in DECLARED.items():
+        for test in tests:
+            assert severity in severities_of(test), f"{test.__name__} never asks for {check}"
+
+
+def severities_of(test: Callable[..., Any]) -> set[Severity]:
+    """How bad a parametrized test expects it to be; anything if it does not say."""
+    for mark in getattr(test, "pytestmark", ()):
+        names = (
+            [name.strip() for name in mark.args[0].split(",")]
+            if isinstance(mark.args[0], str)
+            else list(mark.args[0])
+        )
+        if mark.name == "parametrize" and "severity" in names:
+            return {case[names.index("severity")] for case in mark.args[1]}
+    return set(Severity)

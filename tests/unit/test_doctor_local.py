@@ -1,7 +1,11 @@
 """What the doctor finds on this machine: each thing broken as it breaks, on real files."""
 
+import json
 import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 from schemas.names import Names
+from tests.support.doctor import of, provokes, read, the
 from worker import identity
 from worker.checkpoints.journal import Journal
 from worker.doctor import databases, local
@@ -25,8 +30,11 @@ MIB = 1024**2
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
+    return filled(tmp_path / "data")
+
+
+def filled(directory: Path) -> Path:
     """A worker's folder with everything in it, all in order."""
-    directory = tmp_path / "data"
     directory.mkdir(mode=0o700)
     store.open_ledger(directory / "main" / "ledger.db", NAMES, PLANES).close()
     Journal(directory / "main" / "settled.db").close()
@@ -39,20 +47,8 @@ def examine(data_dir: Path, **settings: Any) -> list[Finding]:
     return local.examine(Settings(data_dir=data_dir, **settings), ())
 
 
-def the(check: Check, findings: list[Finding]) -> Finding:
-    """The one finding of a check."""
-    (found,) = [finding for finding in findings if finding.check is check]
-    return found
-
-
 def danger(check: Check, findings: list[Finding], *words: str) -> Finding:
-    found = the(check, findings)
-    assert found.severity is Severity.DANGER, found
-    assert found.endangers
-    assert found.fix
-    for word in words:
-        assert word in f"{found.found} {found.fix}", found
-    return found
+    return the(check, findings, Severity.DANGER, *words)
 
 
 def test_nothing_is_wrong_with_what_is_in_order(data_dir: Path) -> None:
@@ -76,25 +72,27 @@ def test_looking_changes_nothing(data_dir: Path) -> None:
     assert after == before
 
 
+@provokes((Check.SETTINGS, Severity.WARNING))
 def test_a_misspelt_setting_is_named(data_dir: Path) -> None:
-    found = the(Check.SETTINGS, local.examine(Settings(data_dir=data_dir), ["TIDEGATE_NATS_ULR"]))
-    assert found.severity is Severity.WARNING
-    assert "TIDEGATE_NATS_ULR" in found.found
+    findings = local.examine(Settings(data_dir=data_dir), ["TIDEGATE_NATS_ULR"])
+    the(Check.SETTINGS, findings, Severity.WARNING, "TIDEGATE_NATS_ULR")
 
 
+@provokes((Check.DATA_DIRECTORY, Severity.WARNING))
 def test_a_folder_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
-    found = the(Check.DATA_DIRECTORY, examine(tmp_path / "nowhere"))
-    assert found.severity is Severity.WARNING
+    the(Check.DATA_DIRECTORY, examine(tmp_path / "nowhere"), Severity.WARNING)
 
 
+@provokes((Check.DATA_DIRECTORY, Severity.DANGER))
 def test_a_folder_that_others_may_enter_is_a_danger_until_it_is_fixed(data_dir: Path) -> None:
     data_dir.chmod(0o755)
     found = danger(Check.DATA_DIRECTORY, examine(data_dir), "0755")
     assert found.fix == f"chmod 700 {data_dir}"
     data_dir.chmod(0o700)
-    assert the(Check.DATA_DIRECTORY, examine(data_dir)).severity is Severity.FINE
+    the(Check.DATA_DIRECTORY, examine(data_dir), Severity.FINE)
 
 
+@provokes((Check.DATA_DIRECTORY, Severity.DANGER))
 def test_a_folder_that_cannot_be_written_is_a_danger(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_text("")
@@ -117,7 +115,7 @@ def test_a_disk_is_judged_by_what_is_left(free: int, total: int, severity: Sever
 
 def test_a_small_disk_is_seen(tmp_path: Path) -> None:
     usage = os.statvfs(tmp_path)
-    found = the(Check.DISK_SPACE, examine(tmp_path / "deep" / "down"))
+    (found,) = of(Check.DISK_SPACE, examine(tmp_path / "deep" / "down"))
     assert str(usage.f_frsize * usage.f_bavail // MIB)[:2] in found.found
 
 
@@ -142,6 +140,7 @@ def edit(path: Path, *statements: str) -> None:
         ("PRAGMA journal_mode = DELETE", "journal mode is not wal"),
     ],
 )
+@provokes((Check.LEDGER_FILE, Severity.DANGER))
 def test_a_ledger_that_was_meddled_with_is_a_danger(
     data_dir: Path, statement: str, words: str
 ) -> None:
@@ -179,6 +178,7 @@ def test_a_damaged_database_is_a_danger_and_moving_it_away_cures_it(
     assert not [one for one in examine(data_dir) if one.check is check]
 
 
+@provokes((Check.JOURNAL_FILE, Severity.DANGER))
 def test_a_newer_journal_is_a_danger(data_dir: Path) -> None:
     edit(data_dir / "main" / "settled.db", "PRAGMA user_version = 99")
     danger(Check.JOURNAL_FILE, examine(data_dir), "upgrade first")
@@ -186,9 +186,48 @@ def test_a_newer_journal_is_a_danger(data_dir: Path) -> None:
 
 def test_a_database_in_use_is_left_to_its_worker(data_dir: Path) -> None:
     with closing(store.open_ledger(data_dir / "main" / "ledger.db", NAMES, PLANES)):
-        found = the(Check.LEDGER_FILE, databases.examine(data_dir / "main", NAMES)[:1])
-    assert found.severity is Severity.FINE
-    assert "running worker" in found.found
+        findings = databases.examine(data_dir / "main", NAMES)
+    the(Check.LEDGER_FILE, findings, Severity.FINE, "running worker")
+
+
+LOOK_AS_NOBODY = """
+import json, os, sys
+from pathlib import Path
+from worker.doctor import local
+from worker.settings import Settings
+if os.geteuid() == 0:
+    # Root may read everything, so there it is another user who asks.
+    os.setgroups([]), os.setgid(65_534), os.setuid(65_534)
+findings = local.examine(Settings(data_dir=Path(sys.argv[1])), ())
+print(json.dumps([finding.to_object() for finding in findings]))
+"""
+
+
+@provokes(
+    (Check.DATA_DIRECTORY, Severity.DANGER),
+    (Check.LEDGER_FILE, Severity.DANGER),
+    (Check.JOURNAL_FILE, Severity.DANGER),
+    (Check.KEY_FILES, Severity.DANGER),
+)
+def test_a_folder_that_is_closed_to_whoever_asks_is_told_and_ends_nothing() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        data_dir = filled(Path(place) / "data")
+        data_dir.chmod(0o700 if os.geteuid() == 0 else 0)
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK_AS_NOBODY, str(data_dir)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        data_dir.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    findings = read(json.loads(done.stdout))
+    for check in (Check.DATA_DIRECTORY, Check.LEDGER_FILE, Check.JOURNAL_FILE):
+        danger(check, findings, "cannot be", "run as the worker's user")
+    danger(Check.KEY_FILES, findings, "cannot be read")
+    the(Check.DISK_SPACE, findings, Severity.FINE)
 
 
 def key_file(data_dir: Path) -> Path:
@@ -231,6 +270,7 @@ def open_folder(data_dir: Path) -> None:
         (open_folder, "0755"),
     ],
 )
+@provokes((Check.KEY_FILES, Severity.DANGER))
 def test_a_key_that_cannot_be_trusted_is_a_danger(
     data_dir: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
@@ -238,6 +278,7 @@ def test_a_key_that_cannot_be_trusted_is_a_danger(
     danger(Check.KEY_FILES, examine(data_dir), words)
 
 
+@provokes((Check.PRIVATE_FILES, Severity.DANGER))
 def test_an_identity_that_others_may_read_is_a_danger(data_dir: Path) -> None:
     (path,) = data_dir.rglob("*.json")
     path.chmod(0o640)
@@ -245,6 +286,7 @@ def test_an_identity_that_others_may_read_is_a_danger(data_dir: Path) -> None:
     assert f"chmod 600 {path}" in found.fix
 
 
+@provokes((Check.PRIVATE_FILES, Severity.DANGER))
 def test_a_broker_password_that_others_may_read_is_a_danger(data_dir: Path) -> None:
     (data_dir / "broker.json").write_text("{}")
     (data_dir / "broker.json").chmod(0o644)

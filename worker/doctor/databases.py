@@ -58,7 +58,7 @@ def _look(
     endangers: str,
     fix: str,
 ) -> Iterator[Finding]:
-    if not path.exists():
+    if _is_absent(path):
         return
     remedy = fix.format(path=path)
     if not os.access(path, os.R_OK | os.W_OK):
@@ -66,7 +66,7 @@ def _look(
             check,
             f"{what} cannot be read and written by this user",
             endangers,
-            f"run as the worker's user, or: chown $(id -u) {path}",
+            f"run as the worker's user, or give it back: chown -R $(id -u) {path.parent}",
         )
         return
     try:
@@ -82,6 +82,17 @@ def _look(
         yield danger(check, f"{what} is not as it must be: {shown}", endangers, remedy)
     else:
         yield fine(check, f"{what} is whole")
+
+
+def _is_absent(path: Path) -> bool:
+    """Whether it is certain that there is no file; a folder that is closed to us hides one."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _address(path: Path) -> str:

@@ -74,13 +74,14 @@ def _directory(directory: Path) -> Finding:
             Check.DATA_DIRECTORY,
             f"{directory} cannot be written by this user",
             "the worker cannot keep its ledger and does not start",
-            f"chown -R $(id -u) {directory}",
+            f"run as the worker's user, or give it back: chown -R $(id -u) {directory}",
         )
     return fine(Check.DATA_DIRECTORY, f"{directory} is private and writable")
 
 
 def _disk(directory: Path) -> Finding:
-    there = next(path for path in (directory, *directory.parents) if path.exists())
+    # Unlike Path.exists, a folder that is closed to us counts as none: look at what holds it.
+    there = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     usage = shutil.disk_usage(there)
     return judge_disk(usage.free, usage.total, f"where {directory} lies")
 
@@ -147,17 +148,21 @@ def _bad_key(refused: KeyRefused) -> Finding:
 
 def _private_files(directory: Path) -> Iterator[Finding]:
     """Identities and the broker's password must be their owner's alone."""
-    loose = []
+    loose: dict[Path, int] = {}
     looked = 0
     for pattern in _PRIVATE:
         for path in sorted(directory.glob(pattern)):
+            try:
+                mode = stat.S_IMODE(path.stat().st_mode)
+            except OSError:
+                continue  # it went, or its folder is closed to us and so to others
             looked += 1
-            if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                loose.append(path)
-    for path in loose:
+            if mode & 0o077:
+                loose[path] = mode
+    for path, mode in loose.items():
         yield danger(
             Check.PRIVATE_FILES,
-            f"{path} is open to other users (mode {stat.S_IMODE(path.stat().st_mode):04o})",
+            f"{path} is open to other users (mode {mode:04o})",
             "whoever reads it can speak as its owner",
             f"chmod 600 {path}, then give its owner a new password or identity",
         )

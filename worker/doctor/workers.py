@@ -6,6 +6,7 @@ them is asked for its status.
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,8 +52,16 @@ async def examine(
             "commands are stored and wait; nothing expires, nothing is granted",
             "start one: tidegate run",
         )
-    halted = [f"{one.name[:6]} stopped folding: {one.halted}" for one in replicas if one.halted]
-    reasons = [] if status is None else [str(one) for one in status.get("reasons") or ()]
+    newest = max((one.epoch for one in replicas), default=0)
+    behind = {one.name for one in replicas if one.epoch < newest}
+    halted = [
+        f"{one.name[:6]} stopped folding: {one.halted}"
+        for one in replicas
+        if one.halted and one.name not in behind
+    ]
+    # Any of them may have answered; one that is behind says only why it does not serve.
+    speaks_for_itself = status is not None and _worker_id(status) in behind
+    reasons = [] if status is None or speaks_for_itself else _reasons(status)
     if halted or reasons:
         return danger(
             Check.WORKERS,
@@ -60,16 +69,29 @@ async def examine(
             "commands are stored and wait, or another replica serves alone",
             "do what the reason says (docs/runbook.md); /readyz tells when it is mended",
         )
-    if len({one.epoch for one in replicas}) > 1:
-        shown = ", ".join(f"{one.name[:6]} in epoch {one.epoch}" for one in replicas)
+    if behind:
+        shown = ", ".join(
+            f"{one.name[:6]} in epoch {one.epoch}" + (f" ({one.halted})" if one.halted else "")
+            for one in replicas
+        )
         return warning(
             Check.WORKERS,
             f"the workers of {names.space} are not in the same epoch of the log: {shown}",
             "those behind answer nothing until they have loaded the snapshot of the rebase",
-            "wait a minute; if it stays so, restart the ones behind",
+            "wait a minute; if it stays so, see in the logs of those behind what keeps them from "
+            "the snapshot (recovery_waits, snapshot_skipped), mend it and restart them",
         )
     many = f"{len(replicas)} workers answer" if len(replicas) > 1 else "a worker answers"
     return fine(Check.WORKERS, f"{many} for {names.space}, and nothing keeps it from its work")
+
+
+def _worker_id(status: Mapping[str, Any]) -> str:
+    worker = status.get("worker")
+    return str(worker.get("id", "")) if isinstance(worker, dict) else ""
+
+
+def _reasons(status: Mapping[str, Any]) -> list[str]:
+    return [str(one) for one in status.get("reasons") or ()]
 
 
 async def _replicas(conn: Connection, names: Names) -> list[_Replica]:
