@@ -14,6 +14,8 @@ from worker.client.checkpoints import Page
 
 ENDPOINT = "runs.agents"
 AGENT = "agent"
+LIMIT_S = 90
+"""Longest a condition is waited for: it bounds a broken run, no test depends on it."""
 
 
 class Person:
@@ -31,7 +33,7 @@ class Person:
     async def asked(self, count: int = 1) -> list[str]:
         """The tokens of what waits for this person, once there are so many, by title."""
         page: Page | None = None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while page is None or len(page.items) < count:
                 page = await self.client.cp.list(
                     endpoint=ENDPOINT, holder=self.speaker.principal, limit=1000
@@ -71,6 +73,6 @@ def lines(path: Path) -> list[str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while not condition():  # noqa: ASYNC110 - what changes is a file
             await asyncio.sleep(0.02)

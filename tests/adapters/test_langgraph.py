@@ -15,7 +15,7 @@ from langgraph.types import Interrupt
 from tests.adapters.doom import AFTER_MINT, BEFORE_MINT, BEFORE_RESUME, Died, Doom, DoomedClient
 from tests.adapters.graphs import graph_of
 from tests.adapters.langgraph_process import doom_resume
-from tests.adapters.people import AGENT, ENDPOINT, Person, lines, minted, title, until
+from tests.adapters.people import AGENT, ENDPOINT, LIMIT_S, Person, lines, minted, title, until
 from tests.support.running import RunningWorker
 from tests.support.space import Space, speaker
 from worker.adapters import (
@@ -208,14 +208,14 @@ async def _kill_and_race(ground: Ground, die: str) -> None:
     if die == BEFORE_RESUME:
         (token,) = await ground.maria.asked()
         await ground.maria.answer(token, "approve")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         await first.communicate()
     assert first.returncode == -9
     racers = [await ground.child(questions, None) for _ in range(2)]
     if die != BEFORE_RESUME:
         (token,) = await ground.maria.asked()
         await ground.maria.answer(token, "approve")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         said = [await racer.communicate() for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0]
     assert [json.loads(out) for out, _ in said] == [{"log": [["deploy", "approve"]]}] * 2

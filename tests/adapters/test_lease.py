@@ -1,0 +1,105 @@
+"""The lease that lets one process at a time run a thread, on a real worker."""
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.adapters.people import ENDPOINT, minted
+from tests.support.running import RunningWorker, running
+from tests.support.space import Space
+from worker.adapters import LeaseLost, MissingExtra
+from worker.adapters.clock import BrokerTime
+from worker.adapters.lease import Leases
+from worker.client import Client
+
+LEASE_MS = 20_000
+HOUR_MS = 3_600_000
+
+
+def leases(client: Client, *, ahead_ms: int = 0, lease_ms: int = LEASE_MS) -> Leases:
+    clock = BrokerTime(lambda: time.time_ns() // 1_000_000 + ahead_ms)
+    return Leases(client, endpoint=ENDPOINT, lease_ms=lease_ms, clock=clock)
+
+
+async def test_one_after_another_whoever_asks(space: Space, worker: RunningWorker) -> None:
+    inside = 0
+    overlaps = []
+
+    async def work() -> None:
+        nonlocal inside
+        inside += 1
+        overlaps.append(inside)
+        await asyncio.sleep(0)
+        inside -= 1
+
+    async with space.client("one") as one, space.client("two") as two:
+        for _ in range(4):
+            await leases(one).alone("r", work)
+        both = [leases(one), leases(two)]
+        await asyncio.gather(*(both[n % 2].alone("r", work) for n in range(4)))
+        assert (await one.cp.list(endpoint=ENDPOINT)).items == ()
+    assert overlaps == [1] * 8
+    assert len(await minted(space, "lease-")) == 8
+
+
+@pytest.mark.parametrize("ahead_ms", [-HOUR_MS, HOUR_MS])
+async def test_a_wrong_clock_gives_no_wrong_lease(
+    space: Space, worker: RunningWorker, ahead_ms: int
+) -> None:
+    async with space.client("one") as one:
+
+        async def right() -> None:
+            """Wait until the lease ends when it should."""
+            async with asyncio.timeout(30):
+                while True:
+                    now_ms = time.time_ns() // 1_000_000
+                    for lease in (await one.cp.list(endpoint=ENDPOINT)).items:
+                        if abs(lease.deadline_at_ms - now_ms - LEASE_MS) < LEASE_MS / 2:
+                            return
+                    await asyncio.sleep(0.02)
+
+        await leases(one, ahead_ms=ahead_ms).alone("r", right)
+
+
+async def test_work_is_cancelled_when_the_lease_cannot_be_kept(own_space: Space) -> None:
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        own_space.server.send(signal.SIGSTOP)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with running(own_space.settings()), own_space.client("one") as one:
+        try:
+            with pytest.raises(LeaseLost):
+                await leases(one, lease_ms=2_000).alone("r", work)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                own_space.server.send(signal.SIGCONT)
+        assert cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "missing", "extra"),
+    [
+        ("worker.adapters.langgraph", ("langchain_core", "langgraph"), "langgraph"),
+        ("worker.adapters.openai_agents", ("agents",), "openai-agents"),
+    ],
+)
+def test_without_its_extra_an_adapter_names_it(
+    adapter: str, missing: tuple[str, ...], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name == adapter or name.partition(".")[0] in missing:
+            monkeypatch.delitem(sys.modules, name)
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtra, match=rf"pip install 'tidegate\[{extra}\]'"):
+        importlib.import_module(adapter)
