@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.server import Server, spaces_of
 from tests.support.space import Space
 from worker import logs
 
-POOL = 1_500
+POOL = int(os.environ.get("TEST_SPACES", "1500"))
 """Spaces of the session's server: their exports between the accounts stand in its configuration."""
 
 

@@ -107,7 +107,8 @@ async def test_a_heartbeat_on_a_due_checkpoint_expires_it(desk: Desk) -> None:
     target = a_target()
     planted = await desk.plant(target, in_ms=-1_000)
     told = await desk.heartbeat(target, 1)
-    assert (told["status"], told["error"]["code"]) == ("refused", "expired")
+    assert (told["status"], told["outcome"]) == ("refused", "expired")
+    assert told["error"]["code"] == "expired"
     assert told["data"]["state"] == "expired"
     status = await desk.agree(target)
     assert status["deadline"] == planted["deadline"]
