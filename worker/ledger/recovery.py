@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from schemas import headers, strict_json, subjects
-from schemas.commands.sys import Rebase
+from schemas.commands.sys import Rebase, Tick
 from schemas.names import Names
 from schemas.subjects import Speaker
 from worker.bus.errors import BusError, CasLost
@@ -142,6 +142,9 @@ class Recovery:
                 await self._adopt(rebase)
                 return
             if (self._alone() and not heard) or self.asked.is_set():
+                if await self._is_stale(info):
+                    await asyncio.sleep(AGAIN_S)
+                    return
                 self.asked.clear()
                 await self._begin_epoch(common)
                 continue
@@ -155,6 +158,27 @@ class Recovery:
                 except Regressed:
                     continue
                 return
+
+    async def _is_stale(self, info: StreamInfo) -> bool:
+        """Whether the log goes on beyond the end that was told: a deposed leader told it.
+
+        A leader that has been cut off answers reads for seconds from what it had, while the others
+        have gone on. What is stored needs a majority, so a tick that is acknowledged stands behind
+        everything that the log holds; one that cannot be stored proves nothing.
+
+        Raises:
+            BusError: The tick was not acknowledged.
+        """
+        database = self._runner.database
+        notes = await database.read(lambda db, _: regression.Notes.read(db))
+        folded = max(self._runner.position.watermark, notes.last_seen)
+        if info.last_seq >= folded:
+            return False
+        subject = subjects.command(self._names, self._worker, "sys", "tick")
+        ack = await self._js.publish(subject, Tick(v=1).to_bytes())
+        if ack.seq > folded:
+            _log.warning("log_told_by_a_deposed_leader", told=info.last_seq, stored=ack.seq)
+        return ack.seq > folded
 
     async def _begin_epoch(self, common: int) -> None:
         """Store what was folded, and put the beginning of a new epoch into the log."""
