@@ -121,10 +121,15 @@ def files(folder: Path) -> dict[str, float]:
 
 
 async def streams(js: JetStream, names: Names) -> dict[str, float]:
-    """Messages, bytes and messages ever stored of every stream of a space."""
-    found: dict[str, float] = {}
+    """Messages, bytes and messages ever stored of every stream of a space, and what they carry."""
     wanted = (*series.bounded_streams(names), *series.growing_streams(names))
-    for info in await asyncio.gather(*(js.stream_info(name) for name in wanted)):
+    timers = js.stream_info(names.ept_stream, subjects_filter=f"{names.prefix}.ept.*.*.*.*.armed")
+    armed, *infos = await asyncio.gather(timers, *(js.stream_info(name) for name in wanted))
+    found: dict[str, float] = {
+        "timers.armed": len(armed.subjects),
+        "broker.consumers": sum(info.consumers for info in infos),
+    }
+    for info in infos:
         found[f"stream.{info.name}.messages"] = info.messages
         found[f"stream.{info.name}.bytes"] = info.size_bytes
         found[f"stream.{info.name}.stored"] = info.last_seq

@@ -72,7 +72,6 @@ def bounded_streams(names: Names) -> tuple[str, ...]:
     return (
         names.log_stream,
         names.res_stream,
-        names.ept_stream,
         names.ept_req_stream,
         kv_stream(names.leases_bucket),
         kv_stream(names.keys_bucket),
@@ -84,6 +83,7 @@ def growing_streams(names: Names) -> Mapping[str, str]:
     """Streams that grow by design, and why."""
     return {
         names.cmd_stream: "checkpoint commands stay for seven days",
+        names.ept_stream: "a timer that has fired stays for an hour",
         names.epf_stream: "a settle fact proves for ever that a token was used",
         kv_stream(names.records_bucket): "a token is never used again, so its records stay",
         kv_stream(names.payloads_bucket): "a deletion's mark keeps a prompt from coming back",
@@ -111,6 +111,8 @@ def bounds(names: Names) -> tuple[Bound, ...]:
         Bound("worker.tasks", "tasks", 0.5, 5),
         Bound("client.tasks", "tasks", 0.5, 5),
         Bound("worker.threads", "threads", 0.2, 2),
+        Bound("broker.consumers", "consumers", 0.2, 3),
+        Bound("timers.armed", "timers", 1.0, 20),
         Bound("files.wal", "MB", 0.5, 2.0),
         Bound("files.index", "MB", 0.25, 1.0),
         Bound("files.count", "files", 0.5, 5),
