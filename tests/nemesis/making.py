@@ -31,9 +31,7 @@ class Paper:
         self._numbers = itertools.count(1)
         self._seqs = {kind: itertools.count(1) for kind in ("log", "cmd", "res", "epf", "records")}
         self._journal = itertools.count(1)
-        self.events.append(
-            ev.Began(at_ns=self.ns, wall_ns=self.ns, seed=0, space="main", seats=1)
-        )
+        self.events.append(ev.Began(at_ns=self.ns, wall_ns=self.ns, seed=0, space="main", seats=1))
 
     @property
     def ns(self) -> int:

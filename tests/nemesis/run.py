@@ -85,6 +85,7 @@ async def run(seed: int, seconds: float, brokers: int, directory: Path) -> Outco
                     clock.append(time.monotonic())
                     await crowd.end()
                 await _calm_down(arena, began)
+            await _read_back(arena)
             clock.append(time.monotonic())
     finally:
         recorder.close()
@@ -94,7 +95,7 @@ async def run(seed: int, seconds: float, brokers: int, directory: Path) -> Outco
 
 
 async def _calm_down(arena: Arena, began: events.Began) -> None:
-    """Wait until both workers are ready and nothing is owed, then read everything back."""
+    """Wait until both workers are ready and nothing is owed any more, or time is up."""
     await asyncio.gather(*(slot.wait_ready(READY_S) for slot in arena.slots))
 
     def owed(found: list[Stored]) -> list[str]:
@@ -106,15 +107,16 @@ async def _calm_down(arena: Arena, began: events.Began) -> None:
             if violation.verdict in OWED
         ]
 
-    found = await reading.settled_space(arena.js, arena.names, owed, CALM_S)
-    # What the observer heard last is on its way for a moment longer than what is stored.
-    await asyncio.sleep(0.2)
-    log = await folds.read_log(arena.js, arena.names)
+    await reading.settled_space(arena.js, arena.names, owed, CALM_S)
+
+
+async def _read_back(arena: Arena) -> None:
+    """Record what the streams hold, then what the workers' ledgers do."""
+    for message in await reading.read_space(arena.js, arena.names):
+        arena.recorder.add(message)
     codes = await asyncio.gather(*(slot.stop() for slot in arena.slots))
     assert codes == [0] * len(codes), f"the workers ended with {codes}"
     log = await folds.read_log(arena.js, arena.names)
-    for message in found:
-        arena.recorder.add(message)
     ledgers = {
         slot.name: space_dir(slot.disk.path, arena.names.space) / LEDGER_FILE
         for slot in arena.slots

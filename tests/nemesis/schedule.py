@@ -68,7 +68,7 @@ KINDS: Final[dict[str, _Kind]] = {
     "stall-clients": _Kind(2, "clients", 0.5, 5.0, WAYS),
     "swallow-clients": _Kind(2, "clients", 0.5, 5.0, WAYS),
 }
-APART_S: Final = (0.1, 2.0)
+APART_S: Final = (0.3, 4.0)
 """Least and longest time between the beginnings of two faults."""
 
 REST_S: Final = 0.2

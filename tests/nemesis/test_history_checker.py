@@ -71,6 +71,30 @@ def told_otherwise(paper: Paper) -> None:
     paper.answer(number, {**said, "data": {"generation": 2}})
 
 
+def told_of_a_checkpoint_otherwise(paper: Paper) -> None:
+    deadline = paper.mint("a", 1_000)
+    number = paper.call(RUNNER, "cp", "resume", "runs.a", {})
+    at_ms = paper.now_ms
+    view = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
+    said = paper.result(number, paper.store(number), "resumed", **view)
+    paper.answer(number, {**said, "data": {**view, "settled_at_ms": at_ms + 1}})
+    paper.settle("a", "resumed", deadline, at_ms)
+
+
+def told_before_more_had_happened(paper: Paper) -> None:
+    """In order: the first result was heard and not stored, and the second one knows more."""
+    number = paper.call(RUNNER, "cp", "mint", "runs.a", {"deadline_at_ms": paper.now_ms + 10})
+    deadline, seq = paper.now_ms + 10, paper.store(number)
+    view = {"state": "waiting", "generation": 1}
+    said = paper.result(number, seq, "minted", **view)
+    paper.events.pop()
+    paper.answer(number, said)
+    paper.tick(50)
+    paper.settle("a", "expired", deadline, paper.now_ms)
+    now = {"state": "expired", "generation": 1, "settled_at_ms": paper.now_ms}
+    paper.result(number, seq, "already_minted", **now)
+
+
 def accepted_and_lost(paper: Paper) -> None:
     paper.answer(paper.call(PERSON, "cap", "stop", "ann", {}), None, stored=True)
 
@@ -360,6 +384,8 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (no_result_of_a_checkpoint_command, "no-result"),
     (two_results, "two-results"),
     (told_otherwise, "answer-differs"),
+    (told_of_a_checkpoint_otherwise, "answer-differs"),
+    (told_of_a_checkpoint_otherwise, "answer-contradicts"),
     (accepted_and_lost, "lost-command"),
     (an_old_answer, "allowed-after-stop"),
     (an_old_answer, "out-of-order"),
@@ -408,7 +434,9 @@ def verdicts(make: Callable[[Paper], None]) -> set[str]:
     return {violation.verdict for violation in checker.check(paper.end())}
 
 
-@pytest.mark.parametrize("make", [good, a_late_repeat_of_a_timely_resume])
+@pytest.mark.parametrize(
+    "make", [good, a_late_repeat_of_a_timely_resume, told_before_more_had_happened]
+)
 def test_what_is_in_order_passes(make: Callable[[Paper], None]) -> None:
     assert verdicts(make) == set()
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.nemesis.history.events import Json, Stored
-from tests.nemesis.history.past import Command, History, Violation
+from tests.nemesis.history.past import SETTLED, Command, History, Violation
 
-SETTLED = frozenset({"resumed", "expired"})
 GRACE_MS = 5_000
 """How long after a deadline a settlement may take when everything is healed."""
 
@@ -23,6 +22,7 @@ class _Seen:
     settle_facts: list[Stored] = field(default_factory=list)
     public: list[tuple[str, Stored]] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
+    told: list[Json] = field(default_factory=list)
     armed: list[Stored] = field(default_factory=list)
 
 
@@ -51,6 +51,9 @@ def _by_token(history: History) -> dict[Token, _Seen]:
     for command in history.cmd:
         if len(command.key) == 2:
             found[command.key[0], command.key[1]].commands.append(command)
+    for call in history.calls.values():
+        if call.called.plane == "cp" and call.result is not None:
+            found[call.called.key[0], call.called.key[1]].told.append(call.result)
     return found
 
 
@@ -121,16 +124,25 @@ def _in_time(seen: _Seen, status: Json, stored: Stored) -> Iterator[Violation]:
 
 
 def _agreed_by_results(seen: _Seen, status: Json) -> Iterator[Violation]:
-    wanted = (status["state"], status["settledGeneration"], status["settledTs"])
     extended: dict[int, tuple[str, str]] = {}
     for command in seen.commands:
         data = command.data
+        if command.result is not None:
+            yield from _agrees(command.result, status, str(command))
         extends = command.ok and command.outcome == "extended"
         if extends and extended.setdefault(data["generation"], command.intent) != command.intent:
             yield Violation("generation-twice", f"{command}")
-        if command.ok and command.outcome in SETTLED and command.outcome != status["state"]:
-            yield Violation("answer-contradicts", f"{command} said {command.outcome}")
-        if data.get("state") in SETTLED:
-            told = (data["state"], data["generation"], data.get("settled_at_ms"))
-            if told != wanted:
-                yield Violation("answer-contradicts", f"{command} said {told}, it is {wanted}")
+    for result in seen.told:
+        yield from _agrees(result, status, f"what was told of {result['id']}")
+
+
+def _agrees(result: Json, status: Json, what: str) -> Iterator[Violation]:
+    """A result that speaks of a settlement speaks of the one there is."""
+    outcome, data = result["outcome"], result["data"]
+    if result["status"] == "ok" and outcome in SETTLED and outcome != status["state"]:
+        yield Violation("answer-contradicts", f"{what} said {outcome}")
+    if data.get("state") in SETTLED:
+        told = (data["state"], data["generation"], data.get("settled_at_ms"))
+        wanted = (status["state"], status["settledGeneration"], status["settledTs"])
+        if told != wanted:
+            yield Violation("answer-contradicts", f"{what} said {told}, it is {wanted}")

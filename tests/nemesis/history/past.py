@@ -21,6 +21,7 @@ from tests.nemesis.history.events import (
 )
 
 LEDGER = frozenset({"adm", "cap", "sys"})
+SETTLED = frozenset({"resumed", "expired"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Reading back: what every stream holds, once nothing is owed any more."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -81,18 +82,13 @@ def _stored(kind: Kind, message: StoredMessage) -> Stored:
 
 async def settled_space(
     js: JetStream, names: Names, owed: Callable[[list[Stored]], list[str]], limit_s: float
-) -> list[Stored]:
-    """Read a space again and again until nothing is owed, or time is up; what was read last."""
+) -> None:
+    """Read a space again and again until nothing is owed, or time is up."""
     until = time.monotonic() + limit_s
-    while True:
-        try:
-            found = await read_space(js, names)
-        except BusError:
-            if time.monotonic() > until:
-                raise
-        else:
-            if not owed(found) or time.monotonic() > until:
-                return found
+    while time.monotonic() < until:
+        with contextlib.suppress(BusError):
+            if not owed(await read_space(js, names)):
+                return
         await asyncio.sleep(0.5)
 
 
