@@ -6,7 +6,7 @@ from pydantic import Field
 
 from schemas.commands.adm import Failure, IntentIdentity, PolicyValues
 from schemas.commands.sys import Fence, Owner
-from schemas.model import Closed, Message
+from schemas.model import Closed, Message, Traced
 from schemas.strict_json import JsonObject
 from schemas.tokens import Count, Generation, HexDigest, Instant, Label, Name
 
@@ -172,7 +172,7 @@ class TurnOutcome(Closed):
     lease: LeaseView | None = None
 
 
-class Grant(Message):
+class Grant(Traced):
     """Body of ``grant.<owner>.<request id>.<generation>``, and data of an ``admitted`` result.
 
     Attributes:
@@ -210,7 +210,7 @@ LEASE_LOST: Final = "lease_lost"
 """Stands for a verb in the subject of the message to the owner, and for a kind in the fact's."""
 
 
-class LeaseLost(Message):
+class LeaseLost(Traced):
     """Body of ``fact.adm.lease_lost.<request id>.<generation>`` and of the owner's message.
 
     Attributes:

@@ -4,12 +4,13 @@ Validation errors of the library are translated by their stable type, never by t
 a refusal reads the same (and hashes the same in the ledger's chain) under every version of it.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
-from schemas import strict_json
+from schemas import envelope, strict_json
 from schemas.codes import BadInput, Code
 from schemas.limits import MAX_BODY_BYTES
 from schemas.strict_json import JsonObject
@@ -76,6 +77,22 @@ class Message(Closed):
                 code=Code.UNSUPPORTED_VERSION,
             )
         return super().from_object(value)
+
+
+class Traced(Message):
+    """A message that may carry a trace context beside its body."""
+
+    _traceparent: str | None = PrivateAttr(default=None)
+
+    @property
+    def traceparent(self) -> str | None:
+        """W3C trace context that it was heard with, to be continued; ``None`` if it had none."""
+        return self._traceparent
+
+    def heard_with(self, given: Mapping[str, str]) -> Self:
+        """Take over the trace context from the headers that it was heard with."""
+        self._traceparent = envelope.traceparent_of(given)
+        return self
 
 
 class Query(Closed):

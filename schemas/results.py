@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from schemas import strict_json
 from schemas.codes import RETRYABLE, BadInput, Code
-from schemas.model import Closed, Message
+from schemas.model import Closed, Traced
 from schemas.strict_json import JsonObject
 from schemas.tokens import Instant
 
@@ -30,7 +30,7 @@ class Error(Closed):
     field: str | None = None
 
 
-class Result(Message):
+class Result(Traced):
     """One result.
 
     Attributes:

@@ -255,13 +255,13 @@ class Connector:
 
     async def _on_grant(self, msg: Msg) -> None:
         try:
-            grant = views.Grant.from_bytes(msg.data)
+            grant = views.Grant.from_bytes(msg.data).heard_with(msg.headers)
         except BadInput as bad:
             log.warning("grant_not_understood", subject=msg.subject, reason=bad.reason)
             return
         turn = self._turns.get(grant.request_id)
         if turn is not None:
-            turn.granted(grant.lease_id, grant.generation)
+            turn.granted(grant.lease_id, grant.generation, grant.traceparent)
 
     def _on_lost(self, lost: views.LeaseLost) -> None:
         turn = self._turns.get(lost.request_id)

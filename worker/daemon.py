@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from worker import logs
+from worker import logs, tracing
 from worker.app import FAILED, PlaneFactory, Worker
 from worker.errors import StartRefused
 from worker.settings import Settings
@@ -34,6 +34,7 @@ def run(settings: Settings, planes: PlaneFactory) -> int:
         StartRefused: If the worker must not start like this.
     """
     code = FAILED
+    tracing.start(os.environ)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             code = runner.run(_serve(settings, planes))
@@ -41,6 +42,7 @@ def run(settings: Settings, planes: PlaneFactory) -> int:
         code = REFUSED
         raise
     finally:
+        tracing.stop()
         _leave_soon(code)
     return code
 

@@ -129,10 +129,13 @@ class Turn:
     Attributes:
         request_id: The turn.
         fence: Its seat; raises until it has one.
+        traceparent: W3C trace context of the command that enqueued it, to be continued; ``None``
+            if that had none, or until it is known.
     """
 
     def __init__(self, connector: Home, client: Client, wish: Wish) -> None:
         self.request_id = wish.request_id
+        self.traceparent: str | None = None
         self._connector = connector
         self._client = client
         self._wish = wish
@@ -272,9 +275,10 @@ class Turn:
         """We cannot say how the turn ended: a debt that keeps its seat."""
         await self._settle(lambda id_: self._client.adm.recover(self.fence, command_id=id_))
 
-    def granted(self, lease_id: str, generation: int) -> None:
+    def granted(self, lease_id: str, generation: int, traceparent: str | None = None) -> None:
         """A seat was given to this turn."""
         if self._seat is not None and not self._seat.done():
+            self.traceparent = traceparent or self.traceparent
             self._seat.set_result(Fence(self.request_id, lease_id, generation))
 
     def lost(self, lease_id: str, generation: int, why: str) -> None:
@@ -320,6 +324,9 @@ class Turn:
             # The id stands for something else, which is not ours to cancel.
             self._phase = "outside"
             raise
+        if self.traceparent is None:
+            # The grant says it too, and may have been first; a grant that is missed says nothing.
+            self.traceparent = ruled.result.traceparent
         if ruled.turn.state != QUEUED:
             after = ruled.result.id
             self._look_at(

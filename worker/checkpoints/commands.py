@@ -14,7 +14,7 @@ from schemas.names import Names
 from schemas.results import Refusal, Verdict
 from schemas.roles import VERB_ROLES, may_speak
 from schemas.subjects import Speaker
-from worker import logs, metrics
+from worker import logs, metrics, tracing
 from worker.bus.errors import BusError, CasLost
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
@@ -84,10 +84,12 @@ class CommandHandler:
             TidegateError: On a transient fault; the puller asks for the command again later, and
                 what was written so far is recognised by its cause.
         """
+        taken_ns = tracing.now_ns()
         try:
             command = subjects.parse_command(self._names, delivery.subject)
         except BadInput as bad:
-            await self._answer(delivery, None, "", _derived_id(delivery), Refusal.of(bad), [])
+            refusal = Refusal.of(bad)
+            await self._answer(delivery, None, "", _derived_id(delivery), refusal, [], taken_ns)
             return
         command_id, refused = _command_id(delivery)
         began_ms = _monotonic_ms()
@@ -123,7 +125,7 @@ class CommandHandler:
                 await delivery.ack()
                 return
             await self._answer(
-                delivery, command.speaker, command.verb, command_id, verdict, telling
+                delivery, command.speaker, command.verb, command_id, verdict, telling, taken_ns
             )
 
     async def _finish(self, command: subjects.Command, command_id: str, delivery: Delivery) -> None:
@@ -189,6 +191,7 @@ class CommandHandler:
         command_id: str,
         verdict: Verdict,
         telling: list[Telling],
+        taken_ns: int,
     ) -> None:
         """Publish the result together with the facts it goes with, then acknowledge."""
         result_id = str(delivery.stream_seq)
@@ -204,21 +207,34 @@ class CommandHandler:
         trace = _trace(delivery)
         if trace is not None:
             headers[h.TRACEPARENT] = trace
-        await together(
-            *(tell() for tell in telling), self._publish(subject, strict_json.dumps(body), headers)
-        )
+        publishing = asyncio.ensure_future(self._publish(subject, strict_json.dumps(body), headers))
+        await together(*(tell() for tell in telling), publishing)
         await delivery.ack()
+        spans = tracing.spans()
+        if spans is not None and publishing.result():
+            spans.answered(
+                self._names.space,
+                "cp",
+                _known(verb),
+                status=status,
+                outcome=body["outcome"],
+                sequence=delivery.stream_seq,
+                traceparent=trace,
+                began_ns=taken_ns,
+            )
         metrics.COMMANDS.labels("cp", _known(verb), status, body["outcome"]).inc()
         waited_ms = self._clock.lower_ms() - delivery.time_ms
         metrics.RESULT_SECONDS.labels("cp").observe(max(0, waited_ms) / 1000)
         log.debug("command_answered", status=status, outcome=body["outcome"])
 
-    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> bool:
+        """Publish a result; whether it is the first, which stands."""
         try:
             await self._res.publish(subject, body, headers=headers, expect_last_subject_seq=0)
         except CasLost:
-            # Another replica, or an earlier delivery, has answered; the first answer stands.
-            return
+            # Another replica, or an earlier delivery, has answered.
+            return False
+        return True
 
 
 def _context(command: subjects.Command, command_id: str, delivery: Delivery) -> Context:

@@ -1,5 +1,6 @@
 """The async client: ``async with Client(url, speaker, space) as client``."""
 
+from schemas.envelope import traceparent_of
 from worker.client.caps import Authorization, Capped
 from worker.client.checkpoints import NO_ANSWER, Outcome, Page, Repaired
 from worker.client.core import Client, new_command_id
@@ -12,6 +13,7 @@ from worker.client.errors import (
     QueryTimeout,
     Refused,
 )
+from worker.tracing import context_of
 
 __all__ = [
     "NO_ANSWER",
@@ -28,5 +30,7 @@ __all__ = [
     "QueryTimeout",
     "Refused",
     "Repaired",
+    "context_of",
     "new_command_id",
+    "traceparent_of",
 ]

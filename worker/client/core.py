@@ -22,7 +22,7 @@ from schemas.names import Names
 from schemas.results import Error, Result
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from worker import logs
+from worker import logs, tracing
 from worker.bus.connection import Connection
 from worker.bus.errors import BusError, Denied, Unavailable, Unknown
 from worker.bus.jetstream import parse_ack
@@ -167,6 +167,9 @@ class Client:
         A lost acknowledgement or a restarting broker is survived by sending the same command id
         again; it is carried out once. If the caller is cancelled the outcome is unknown.
 
+        If an OpenTelemetry span is active here, the command carries its context, and so does
+        everything that follows from the command; see ``Result.traceparent``.
+
         Args:
             plane: ``cp``, ``adm``, ``cap`` or ``sys``.
             verb: The verb.
@@ -204,12 +207,16 @@ class Client:
         """As ``call``, but a refusal is returned like any other result."""
         command_id = command_id or self._new_id()
         value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
+        headers = {h.COMMAND: command_id}
+        trace = tracing.current_traceparent()
+        if trace is not None:
+            headers[h.TRACEPARENT] = trace
         sent = _Sent(
             plane,
             verb,
             subjects.command(self.names, self.speaker, plane, verb, *key),
             strict_json.dumps(value),
-            {h.COMMAND: command_id},
+            headers,
         )
         pending = self._waiting.add(command_id)
         try:
@@ -355,7 +362,9 @@ class Client:
             reply = await self.conn.request(
                 f"$JS.API.DIRECT.GET.{self.names.res_stream}.{subject}", timeout_ms=ACK_MS
             )
-            return None if reply.headers.status else Result.parse(reply.data)
+            if reply.headers.status:
+                return None
+            return Result.parse(reply.data).heard_with(reply.headers)
         except Denied:
             return None  # a client may lack this right and still gets results as they come
         except (BusError, BadInput) as error:
@@ -369,9 +378,9 @@ class Client:
         try:
             if kind == LEASE_LOST:
                 if self._on_lost is not None:
-                    self._on_lost(LeaseLost.from_bytes(msg.data))
+                    self._on_lost(LeaseLost.from_bytes(msg.data).heard_with(msg.headers))
                 return
-            result = Result.parse(msg.data)
+            result = Result.parse(msg.data).heard_with(msg.headers)
         except BadInput as bad:
             log.warning("result_not_understood", subject=msg.subject, reason=bad.reason)
             return

@@ -27,8 +27,8 @@ def count_stored(rows: Sequence[OutRow], now_ms: int) -> None:
     for row in rows:
         if row.kind is not Kind.RESULT:
             continue
-        plane, verb = _spoken(row.subject)
-        tally[plane, verb, _word(row.body, _STATUS), _word(row.body, _OUTCOME)] += 1
+        plane, verb = spoken(row.subject)
+        tally[plane, verb, status_of(row.body), outcome_of(row.body)] += 1
         waited_s = max(0, now_ms - row.at_ms) / 1000
         _waits(plane).observe(waited_s)
         if (plane, verb) == ("cap", "stop"):
@@ -42,11 +42,21 @@ def _waits(plane: str) -> Histogram:
     return metrics.RESULT_SECONDS.labels(plane)
 
 
-def _spoken(subject: str) -> tuple[str, str]:
+def spoken(subject: str) -> tuple[str, str]:
     """Plane and verb of ``<root>.<space>.res.<principal>.<uid>.<plane>.<verb>.<id>``."""
     parts = subject.split(".")
     found = (parts[5], parts[6]) if len(parts) == 8 else _UNKNOWN
     return found if found in BODIES else _UNKNOWN
+
+
+def status_of(body: bytes) -> str:
+    """The status in a result's bytes."""
+    return _word(body, _STATUS)
+
+
+def outcome_of(body: bytes) -> str:
+    """The outcome in a result's bytes."""
+    return _word(body, _OUTCOME)
 
 
 def _word(body: bytes, key: bytes) -> str:

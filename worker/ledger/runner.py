@@ -97,6 +97,7 @@ class Runner:
         publisher: Takes what batches say.
         watch: The log's state.
         wall_ms: This machine's clock, ms; only to refuse commands from the future.
+        on_take: Told the last sequence of each batch before it is folded.
     """
 
     def __init__(
@@ -107,12 +108,14 @@ class Runner:
         watch: LogWatch,
         *,
         wall_ms: Callable[[], int],
+        on_take: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._js = js
         self._stream = stream
         self._publisher = publisher
         self._watch = watch
         self._wall_ms = wall_ms
+        self._on_take = on_take
         self._database: Database | None = None
         self._applying: asyncio.Task[Batch] | None = None
         self._alarm = (0, 0.0)
@@ -380,6 +383,7 @@ class Runner:
         say_from_ms = self.oldest_heard_ms()
         last_seen = max(messages[-1].seq, self._watch.last_seq())
         notes = {regression.LAST_SEEN: str(last_seen)}
+        self._on_take(messages[-1].seq)
 
         def work() -> tuple[Batch, Position]:
             batch = database.fold.apply_batch(

@@ -38,6 +38,7 @@ from worker.ledger.regression import MetRebase
 from worker.ledger.runner import Runner
 from worker.ledger.snapshots import Snapshots
 from worker.ledger.space_key import SpaceKey
+from worker.ledger.spans import LedgerSpans
 from worker.ledger.ticker import Ticker
 from worker.ledger.tx import OutRow
 from worker.ledger.watch import LogWatch
@@ -108,7 +109,15 @@ class LedgerPlane:
             oldest_ms=self._oldest_heard_ms,
             on_stored=self._count_stored,
         )
-        self._runner = Runner(js, names.log_stream, self._publisher, self._watch, wall_ms=wall_ms)
+        self._spans = LedgerSpans(names.space)
+        self._runner = Runner(
+            js,
+            names.log_stream,
+            self._publisher,
+            self._watch,
+            wall_ms=wall_ms,
+            on_take=self._spans.take,
+        )
         self._lease = Lease(leases, replica, self._publisher.progress, abstain=self._is_halted)
         self._presence = Presence(
             js, leases, self._standing, self._remember_peers, greet=lambda: self._control.greet()
@@ -381,6 +390,7 @@ class LedgerPlane:
 
     def _count_stored(self, rows: Sequence[OutRow]) -> None:
         counting.count_stored(rows, self._watch.now_ms())
+        self._spans.tell(rows)
 
     def _oldest_heard_ms(self) -> int:
         return self._runner.oldest_heard_ms()
