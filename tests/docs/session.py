@@ -17,8 +17,8 @@ import psutil
 from tests.docs.pages import ROOT, Block, agrees, commands
 from tests.support.process import free_port
 
-BLOCK_LIMIT_S: Final = 60.0
-END_LIMIT_S: Final = 15.0
+BLOCK_LIMIT_S: Final = 240.0
+END_LIMIT_S: Final = 60.0
 PROGRAMS: Final = ("python", "python3", "tidegate", "pytest", "nats-server")
 MARK: Final = "DOCS_SESSION"
 

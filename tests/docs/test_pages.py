@@ -23,6 +23,7 @@ needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 
 
 @needs_bash
+@pytest.mark.timeout(900)  # a page is many processes in a row, each of which a busy machine delays
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_a_page_does_what_the_page_says(page: str, tmp_path: Path) -> None:
     found = list(blocks((ROOT / page).read_text()))

@@ -156,17 +156,12 @@ def authorize(
     """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields = {"amount": amount, "grant_expires_at_ms": common.instant("--expires", expires)}
-    began = time.monotonic()
-
-    def lines(result: Result) -> list[str]:
-        left_ms = result.data["valid_for_ms"] - int((time.monotonic() - began) * 1000)
-        return cap_views.permit_lines(user, result, max(0, left_ms))
-
-    result = _call(session, "authorize", (_user(user),), fields, command_id)
-    if int((time.monotonic() - began) * 1000) >= result.data["valid_for_ms"]:
+    result, sent_s = _call(session, "authorize", (_user(user),), fields, command_id)
+    left_ms = result.data["valid_for_ms"] - int((time.monotonic() - sent_s) * 1000)
+    if left_ms <= 0:
         common.say("tidegate: the answer took longer than the permit is valid; ask again")
         raise typer.Exit(common.REFUSED)
-    common.emit(result.to_object(), as_json, lines(result))
+    common.emit(result.to_object(), as_json, cap_views.permit_lines(user, result, left_ms))
 
 
 @app.command()
@@ -340,7 +335,7 @@ def _verb(
     fields: dict[str, Any],
     command_id: str | None,
 ) -> None:
-    result = _call(session, verb, key, fields, command_id)
+    result, _ = _call(session, verb, key, fields, command_id)
     lines = cap_views.result_lines(key, result, common.now_ms())
     common.emit(result.to_object(), session.as_json, lines)
 
@@ -351,18 +346,20 @@ def _call(
     key: tuple[str, ...],
     fields: dict[str, Any],
     command_id: str | None,
-) -> Result:
+) -> tuple[Result, float]:
+    """An ok result, and when it was sent by the monotonic clock, seconds: a permit begins there."""
     from worker.client.errors import refusal
 
-    async def work(client: "Client") -> Result:
-        return await client.send("cap", verb, key, fields, command_id=command_id)
+    async def work(client: "Client") -> tuple[Result, float]:
+        sent_s = time.monotonic()
+        return await client.send("cap", verb, key, fields, command_id=command_id), sent_s
 
-    result = _with_client(session, work)
+    result, sent_s = _with_client(session, work)
     if result.status != "ok":
         if result.data and not session.as_json:
             common.emit({}, False, cap_views.result_lines(key, result, common.now_ms()))
         raise refusal(result)
-    return result
+    return result, sent_s
 
 
 def _session(
