@@ -5,7 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.cp import MINUTE_MS, Desk, Json, Replica, a_target, desk_in, new_id, serving
+from tests.support.cp import (
+    MINUTE_MS,
+    Desk,
+    Json,
+    Replica,
+    a_target,
+    code_of,
+    desk_in,
+    new_id,
+    serving,
+)
 from tests.support.space import Space
 
 
@@ -76,7 +86,7 @@ async def test_another_generation_than_the_one_in_force_conflicts(desk: Desk) ->
     before = await desk.status_at(target)
     for generation in (1, 3):
         told = await desk.heartbeat(target, generation)
-        assert (told["error"]["code"], told["outcome"]) == ("conflict", "stale-generation")
+        assert (code_of(told), told["outcome"]) == ("conflict", "stale-generation")
         assert told["data"]["generation"] == 2
     assert await desk.status_at(target) == before
     assert (await desk.heartbeat(target, 2))["data"]["generation"] == 3
@@ -108,7 +118,7 @@ async def test_a_heartbeat_on_a_due_checkpoint_expires_it(desk: Desk) -> None:
     planted = await desk.plant(target, in_ms=-1_000)
     told = await desk.heartbeat(target, 1)
     assert (told["status"], told["outcome"]) == ("refused", "expired")
-    assert told["error"]["code"] == "expired"
+    assert code_of(told) == "expired"
     assert told["data"]["state"] == "expired"
     status = await desk.agree(target)
     assert status["deadline"] == planted["deadline"]
@@ -128,9 +138,9 @@ async def test_a_heartbeat_on_a_settled_checkpoint_is_refused_with_its_settlemen
     after_resume = await desk.heartbeat(resumed, 1)
     after_expiry = await desk.heartbeat(expired, 1)
 
-    assert after_resume["error"]["code"] == "conflict"
+    assert code_of(after_resume) == "conflict"
     assert after_resume["data"] == settlement["data"]
-    assert after_expiry["error"]["code"] == "expired"
+    assert code_of(after_expiry) == "expired"
     assert after_expiry["data"]["settled_at_ms"] == status["settledTs"]
     await desk.agree(resumed)
 
@@ -139,7 +149,7 @@ async def test_a_heartbeat_on_a_settled_checkpoint_is_refused_with_its_settlemen
 async def test_a_heartbeat_on_an_unknown_checkpoint_is_not_found(desk: Desk) -> None:
     target = a_target()
     told = await desk.heartbeat(target, 1)
-    assert (told["error"]["code"], told["outcome"]) == ("not-found", "unknown-checkpoint")
+    assert (code_of(told), told["outcome"]) == ("not-found", "unknown-checkpoint")
     assert await desk.status(target) is None
     assert await desk.all_armed(target) == []
 

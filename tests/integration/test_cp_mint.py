@@ -9,7 +9,17 @@ import pytest
 
 from schemas import subjects
 from schemas.names import kv_stream
-from tests.support.cp import MINUTE_MS, Desk, Json, Replica, a_target, desk_in, new_id, serving
+from tests.support.cp import (
+    MINUTE_MS,
+    Desk,
+    Json,
+    Replica,
+    a_target,
+    code_of,
+    desk_in,
+    new_id,
+    serving,
+)
 from tests.support.space import Space, speaker
 
 YEAR_MS = 366 * 24 * 3600 * 1000
@@ -120,7 +130,7 @@ async def test_the_holder_is_the_speaker_unless_another_is_named(desk: Desk) -> 
     holder = {"id": "bob", "lifecycleUid": desk.bob.uid}
     told = await desk.mint(target, holder=holder)
     assert told["data"]["holder"] == holder
-    assert (await desk.resume(target))["error"]["code"] == "permission-denied"
+    assert code_of(await desk.resume(target)) == "permission-denied"
     assert (await desk.resume(target, by=desk.bob))["outcome"] == "resumed"
 
 
@@ -150,7 +160,7 @@ async def test_obligations_need_a_goal(desk: Desk) -> None:
     target, deadline = a_target(), await desk.now_ms() + MINUTE_MS
     body = {"deadline_at_ms": deadline, "obligations": [OBLIGATION]}
     told = await desk.ask("mint", target, body)
-    assert (told["status"], told["error"]["code"]) == ("refused", "bad-request")
+    assert (told["status"], code_of(told)) == ("refused", "bad-request")
     assert told["outcome"] == "needs-goal"
     await nothing_written(desk)
 
@@ -245,7 +255,7 @@ async def test_a_mint_that_differs_in_any_field_conflicts(desk: Desk) -> None:
     for other in others:
         changed = {k: v for k, v in {**body, **other}.items() if v is not None}
         told = await desk.ask("mint", target, changed)
-        assert (told["status"], told["error"]["code"]) == ("refused", "conflict"), other
+        assert (told["status"], code_of(told)) == ("refused", "conflict"), other
         assert told["data"]["deadline_at_ms"] == deadline
     assert await desk.status_at(target) == before
     assert (await desk.ask("mint", target, body))["outcome"] == "already_minted"
@@ -258,7 +268,7 @@ async def test_a_prompt_that_was_never_stored_conflicts_with_a_mint_that_has_one
     target, deadline = a_target(), await desk.now_ms() + MINUTE_MS
     await desk.mint(target, deadline_at_ms=deadline)
     told = await desk.ask("mint", target, {"deadline_at_ms": deadline, "prompt": PROMPT})
-    assert told["error"]["code"] == "conflict"
+    assert code_of(told) == "conflict"
     assert await desk.prompt(target) is None
 
 
@@ -397,11 +407,11 @@ async def test_a_spec_without_a_status_is_incomplete_until_the_mint_is_repeated(
         ("repair", {}),
     ):
         told = await desk.ask(verb, target, body)
-        assert told["error"]["code"] == "failed-precondition", verb
+        assert code_of(told) == "failed-precondition", verb
         assert told["outcome"] == "incomplete", verb
 
     other = await desk.ask("mint", target, {"deadline_at_ms": deadline + 1})
-    assert other["error"]["code"] in ("conflict", "failed-precondition")
+    assert code_of(other) in ("conflict", "failed-precondition")
     assert await desk.status(target) is None
     told = await desk.ask("mint", target, {"deadline_at_ms": deadline})
 
@@ -441,5 +451,5 @@ async def test_reserved_principals_may_not_mint(desk: Desk) -> None:
     deadline = await desk.now_ms() + MINUTE_MS
     for name in ("_worker1", "_op1", "_witness1", "_other"):
         told = await desk.ask("mint", a_target(), {"deadline_at_ms": deadline}, by=speaker(name))
-        assert told["error"]["code"] == "permission-denied", name
+        assert code_of(told) == "permission-denied", name
     await nothing_written(desk)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.subjects import Checkpoint
-from tests.support.cp import MINUTE_MS, Desk, Json, a_target, desk_in, serving, until
+from tests.support.cp import MINUTE_MS, Desk, Json, a_target, code_of, desk_in, serving, until
 from tests.support.space import Space
 from worker.bus.errors import ConsumerMissing
 
@@ -162,7 +162,7 @@ async def test_two_decisions_at_once_leave_one_and_both_are_told_it(
             assert sorted(told["outcome"] for told in answers) == ["already-resumed", "resumed"]
             won, lost = sorted(answers, key=lambda told: told["status"] != "ok")
             assert won["data"] == lost["data"]
-            assert lost["error"]["code"] == "conflict"
+            assert code_of(lost) == "conflict"
             filed = await desk.answer(target, status["settledAnswerId"])
             assert filed is not None
             assert filed["answerId"] == won["data"]["answer_id"]
@@ -219,7 +219,7 @@ async def test_resume_against_a_chain_of_heartbeats(desk: Desk, space: Space) ->
                 assert (await desk.agree(target))["settledGeneration"] == generation
                 return
             assert told["outcome"] == "deadline-moved"
-            assert told["error"]["code"] == "conflict"
+            assert code_of(told) == "conflict"
             status = await waits_whole(desk, target)
             assert status["deadlineGeneration"] == generation
             assert (await desk.resume(target))["outcome"] == "resumed"

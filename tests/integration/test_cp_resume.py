@@ -16,6 +16,7 @@ from tests.support.cp import (
     Json,
     Replica,
     a_target,
+    code_of,
     desk_in,
     new_id,
     serving,
@@ -102,7 +103,7 @@ async def test_another_holder_is_denied_before_anything_else(desk: Desk, state: 
     ]
     for other in others:
         told = await desk.resume(target, {"answer": "maybe", "prompt_digest": "0" * 64}, by=other)
-        assert (told["error"]["code"], told["outcome"]) == ("permission-denied", "not-the-holder")
+        assert (code_of(told), told["outcome"]) == ("permission-denied", "not-the-holder")
         assert told["data"] == {}
         told = await desk.resume(target, by=other)
         assert told["outcome"] == "not-the-holder"
@@ -112,7 +113,7 @@ async def test_another_holder_is_denied_before_anything_else(desk: Desk, state: 
 @pytest.mark.usefixtures("replica")
 async def test_an_unknown_checkpoint_is_not_found(desk: Desk) -> None:
     told = await desk.resume(a_target())
-    assert (told["error"]["code"], told["outcome"]) == ("not-found", "unknown-checkpoint")
+    assert (code_of(told), told["outcome"]) == ("not-found", "unknown-checkpoint")
 
 
 @pytest.mark.usefixtures("replica")
@@ -205,7 +206,7 @@ async def test_choices_are_enforced_on_an_answers_value(desk: Desk) -> None:
         {"artifact": "sha256:3"},
     ):
         told = await desk.resume(target, body)
-        assert (told["error"]["code"], told["outcome"]) == ("bad-request", "not-a-choice"), body
+        assert (code_of(told), told["outcome"]) == ("bad-request", "not-a-choice"), body
         assert told["error"]["field"] == "answer"
     assert (await desk.status(target) or {})["state"] == "waiting"
     assert (await desk.resume(target, {"answer": "yes"}))["outcome"] == "resumed"
@@ -239,7 +240,7 @@ async def test_a_prompt_digest_approves_only_the_stored_prompt(desk: Desk) -> No
     garbled = await desk.resume(target, {"prompt_digest": digest.upper()})
 
     for told in (wrong, none):
-        assert (told["error"]["code"], told["outcome"]) == ("conflict", "prompt-differs")
+        assert (code_of(told), told["outcome"]) == ("conflict", "prompt-differs")
     assert garbled["error"]["field"] == "prompt_digest"
     assert (await desk.status(target) or {})["state"] == "waiting"
     right = await desk.resume(target, {"answer": "yes", "prompt_digest": digest})
@@ -252,12 +253,42 @@ async def test_a_late_resume_drives_the_expiry_and_is_told_so(desk: Desk) -> Non
     target = a_target()
     planted = await desk.plant(target, in_ms=-1)
     told = await desk.resume(target, {"answer": "yes"})
-    assert (told["status"], told["error"]["code"]) == ("refused", "expired")
+    assert (told["status"], code_of(told)) == ("refused", "expired")
     status = await desk.agree(target)
     assert status["state"] == "expired"
     assert status["deadline"] == planted["deadline"]
     assert told["data"]["settled_at_ms"] == status["settledTs"]
     assert "answer_id" not in told["data"]
+
+
+@pytest.mark.parametrize("minted_here", [True, False])
+async def test_an_answer_that_takes_until_after_the_deadline_to_file_settles_nothing(
+    desk: Desk, replica: Replica, monkeypatch: pytest.MonkeyPatch, minted_here: bool
+) -> None:
+    """The deadline is judged when the status is written, not only when the command is read."""
+    target, records = a_target(), replica.plane._records
+    if minted_here:
+        deadline = (await desk.mint(target, in_ms=1_500))["data"]["deadline_at_ms"]
+        # No timer is to settle it before the resume tries to.
+        assert await replica.plane._writer.withdraw(desk.own_timer(target))
+        assert records.remembered(target) is not None
+    else:
+        deadline = (await desk.plant(target, in_ms=1_500))["deadline"]
+    put_answer = records.put_answer
+
+    async def passed() -> bool:
+        return bool(await desk.now_ms() > deadline)
+
+    async def put_slowly(*answer: Any) -> None:
+        await put_answer(*answer)
+        await until(passed)
+
+    monkeypatch.setattr(records, "put_answer", put_slowly)
+    told = await desk.resume(target, {"answer": "yes"})
+    assert (told["status"], told["outcome"]) == ("refused", "expired")
+    status = await desk.agree(target)
+    assert status["state"] == "expired"
+    assert "settledAnswerId" not in status
 
 
 @pytest.mark.usefixtures("replica")
@@ -267,7 +298,7 @@ async def test_a_late_resume_is_expired_whatever_it_says(desk: Desk) -> None:
     await desk.agree(target)
     for body in ({"answer": "maybe"}, {"prompt_digest": "0" * 64}, {}):
         told = await desk.resume(target, body)
-        assert told["error"]["code"] == "expired", body
+        assert code_of(told) == "expired", body
         assert told["data"]["deadline_at_ms"] == told_mint["data"]["deadline_at_ms"]
 
 
@@ -279,7 +310,7 @@ async def test_a_second_resume_conflicts_with_the_recorded_settlement(desk: Desk
     before = await desk.status_at(target)
     for body in ({"answer": "no"}, {"answer": "yes"}, {}):
         told = await desk.resume(target, body)
-        assert (told["status"], told["error"]["code"]) == ("refused", "conflict")
+        assert (told["status"], code_of(told)) == ("refused", "conflict")
         assert told["outcome"] == "already-resumed"
         assert told["data"] == first["data"]
     assert await desk.status_at(target) == before

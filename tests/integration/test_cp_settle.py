@@ -6,7 +6,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from schemas import subjects
-from tests.support.cp import MINUTE_MS, Desk, Json, Replica, a_target, desk_in, new_id, serving
+from tests.support.cp import (
+    MINUTE_MS,
+    Desk,
+    Json,
+    Replica,
+    a_target,
+    code_of,
+    desk_in,
+    new_id,
+    serving,
+)
 from tests.support.space import Space, speaker
 
 
@@ -50,7 +60,7 @@ async def test_a_checkpoint_that_is_not_due_is_not_expired(desk: Desk) -> None:
     minted = await desk.mint(target)
     before = await desk.status_at(target)
     told = await desk.ask("expire", target, {})
-    assert (told["error"]["code"], told["outcome"]) == ("failed-precondition", "not-due")
+    assert (code_of(told), told["outcome"]) == ("failed-precondition", "not-due")
     assert told["data"] == minted["data"]
     assert await desk.status_at(target) == before
     assert await desk.armed(target) is not None
@@ -102,7 +112,7 @@ async def test_expire_on_a_settled_checkpoint_returns_its_settlement(desk: Desk)
 async def test_expire_and_repair_of_an_unknown_checkpoint_are_not_found(desk: Desk) -> None:
     for verb in ("expire", "repair"):
         told = await desk.ask(verb, a_target(), {})
-        assert (told["error"]["code"], told["outcome"]) == ("not-found", "unknown-checkpoint")
+        assert (code_of(told), told["outcome"]) == ("not-found", "unknown-checkpoint")
 
 
 @pytest.mark.usefixtures("replica")
@@ -115,12 +125,12 @@ async def test_an_operator_may_expire_and_repair_and_nothing_else(desk: Desk) ->
         ("resume", {}),
     ):
         told = await desk.ask(verb, target, body, by=operator)
-        assert told["error"]["code"] == "permission-denied", verb
+        assert code_of(told) == "permission-denied", verb
     assert (await desk.ask("expire", target, {}, by=operator))["outcome"] == "expired"
     assert (await desk.ask("repair", target, {}, by=operator))["status"] == "ok"
     for verb in ("expire", "repair"):
         told = await desk.ask(verb, target, {}, by=speaker("_worker9"))
-        assert told["error"]["code"] == "permission-denied", verb
+        assert code_of(told) == "permission-denied", verb
 
 
 # Repair.

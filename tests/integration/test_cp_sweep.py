@@ -15,6 +15,7 @@ from tests.support.cp import (
     Json,
     Replica,
     a_target,
+    code_of,
     counted,
     desk_in,
     serving,
@@ -298,7 +299,7 @@ async def test_a_garbled_record_is_internal_never_defaulted_and_never_repaired(
             before = await desk.status_at(target)
             for verb, body in verbs:
                 told = await desk.ask(verb, target, body)
-                assert (told["status"], told["error"]["code"]) == ("failed", "internal"), record
+                assert (told["status"], code_of(told)) == ("failed", "internal"), record
                 assert told["outcome"] == "garbled-record", (verb, record)
             assert await desk.status_at(target) == before
             assert await desk.fact(target) is None
@@ -352,7 +353,7 @@ async def test_a_fact_that_contradicts_the_status_is_internal_and_nobody_acts(
             status, fact = await desk.status_at(target), await desk.fact_at(target)
             for verb, body in verbs:
                 told = await desk.ask(verb, target, body)
-                assert (told["status"], told["error"]["code"]) == ("failed", "internal"), verb
+                assert (told["status"], code_of(told)) == ("failed", "internal"), verb
                 assert told["outcome"] == "fact-contradicts"
             assert await desk.status_at(target) == status
             assert await desk.fact_at(target) == fact

@@ -45,6 +45,11 @@ QUICK_ACK_WAIT_MS = 1_000
 _tokens = itertools.count(1)
 
 
+def code_of(told: Json) -> str:
+    """The error code of a result; empty if all went well."""
+    return str(told.get("error", {}).get("code", ""))
+
+
 def a_target(endpoint: str = ENDPOINT) -> Checkpoint:
     """A checkpoint that no other test of this process names."""
     return Checkpoint(endpoint, f"tok-{next(_tokens)}")
