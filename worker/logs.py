@@ -1,14 +1,18 @@
 """Logging: one event per line, JSON or, on a terminal, for a person; context bound per command.
 
 Events are snake_case words with bound fields; secrets and payloads are never fields. A sink that
-fails (a closed pipe, a full disk) loses lines, never the work that wanted to log.
+fails (a closed pipe, a full disk) or stands still (a pipe whose reader has stopped) loses lines,
+never the work that wanted to log.
 """
 
 import logging
+import os
+import select
+import stat
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -23,20 +27,36 @@ _TRACEBACKS = structlog.processors.ExceptionRenderer(
 _LIBRARIES = {"nats": logging.ERROR, "aiohttp": logging.WARNING, "asyncio": logging.WARNING}
 
 
+PIECE: Final = 1_024
+"""Characters written at once: no more than 4,096 bytes, for which a writable pipe has room."""
+
+PATIENCE_MS: Final = 200
+"""How long a reader that has just begun to stand still is waited for."""
+
+
 class _Sink:
-    """A text stream whose failures are counted instead of raised.
+    """A text stream whose failures are counted instead of raised, and which holds nobody up.
 
     Attributes:
-        lost: Lines that could not be written.
+        lost: Lines that could not be written, or not whole.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._reader = _Reader.of(stream)
         self.lost = 0
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            if self._reader is None:
+                return self._stream.write(text)
+            for start in range(0, len(text), PIECE):
+                if not self._reader.keeps_up():
+                    self.lost += 1
+                    return start
+                self._stream.write(text[start : start + PIECE])
+                self._stream.flush()
+            return len(text)
         except (OSError, ValueError):
             self.lost += 1
             return 0
@@ -46,6 +66,35 @@ class _Sink:
             self._stream.flush()
         except (OSError, ValueError):
             self.lost += 1
+
+
+class _Reader:
+    """Whoever reads a pipe, a socket or a terminal, and may stop to.
+
+    Args:
+        fd: Our end.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._stands_still = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> "_Reader | None":
+        """The reader of a stream; ``None`` where nobody can hold us up, or nobody can tell."""
+        try:
+            fd = stream.fileno()
+            mode = os.fstat(fd).st_mode
+        except (AttributeError, OSError, ValueError):
+            return None
+        waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+        return cls(fd) if waits and hasattr(select, "poll") else None
+
+    def keeps_up(self) -> bool:
+        """Whether there is room now; waits a little the first time there is none."""
+        self._stands_still = not self._poll.poll(0 if self._stands_still else PATIENCE_MS)
+        return not self._stands_still
 
 
 def configure(level: Level = "info", fmt: Format = "auto", stream: TextIO | None = None) -> None:

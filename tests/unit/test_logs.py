@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import logging
+import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,3 +110,30 @@ def test_console_output_is_for_people() -> None:
     structlog.reset_defaults()
     assert "minted" in stream.getvalue()
     assert not stream.getvalue().startswith("{")
+
+
+def test_a_reader_that_stands_still_holds_nobody_up() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    try:
+        with os.fdopen(writing, "w") as stream:
+            logs.configure("info", "json", stream)
+            log = logs.get()
+            began = time.monotonic()
+            for number in range(3_000):
+                log.info("said", number=number, text="x" * 5_000)
+            # Once it is waited for; a write that blocks would never end.
+            assert time.monotonic() - began < 20
+            taken = os.read(reading, 1 << 20)
+            assert taken.startswith(b'{"at"')
+            while taken:
+                try:
+                    taken = os.read(reading, 1 << 20)
+                except BlockingIOError:
+                    taken = b""
+            log.info("heard_again")
+            assert b'"heard_again"' in os.read(reading, 1 << 20)
+    finally:
+        os.close(reading)
+        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
