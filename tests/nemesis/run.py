@@ -112,17 +112,17 @@ async def _calm_down(arena: Arena, began: events.Began) -> None:
 
 async def _read_back(arena: Arena) -> None:
     """Record what the streams hold, then what the workers' ledgers do."""
-    for message in await reading.read_space(arena.js, arena.names):
+    js, names = arena.js, arena.names
+    for message in await reading.patiently(lambda: reading.read_space(js, names), CALM_S):
         arena.recorder.add(message)
     codes = await asyncio.gather(*(slot.stop() for slot in arena.slots))
     assert codes == [0] * len(codes), f"the workers ended with {codes}"
-    log = await folds.read_log(arena.js, arena.names)
+    log = await reading.patiently(lambda: folds.read_log(js, names), CALM_S)
     ledgers = {
-        slot.name: space_dir(slot.disk.path, arena.names.space) / LEDGER_FILE
-        for slot in arena.slots
+        slot.name: space_dir(slot.disk.path, names.space) / LEDGER_FILE for slot in arena.slots
     }
     folder = arena.directory / "folded-anew"
-    async for replica in reading.replicas(log, arena.names, ledgers, folder):
+    async for replica in reading.replicas(log, names, ledgers, folder):
         arena.recorder.add(replica)
     arena.recorder.add(events.Ended(at_ns=time.monotonic_ns(), now_ms=time.time_ns() // 1_000_000))
 

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from schemas import headers as h
 from schemas.names import Names, kv_stream
@@ -20,6 +20,8 @@ from worker.bus.messages import StoredMessage
 from worker.ledger import digest, store
 from worker.ledger.fold import LogMessage
 from worker.planes import PLANES
+
+T = TypeVar("T")
 
 Kind = Literal["log", "cmd", "res", "epf", "records", "timers"]
 
@@ -78,6 +80,22 @@ def _stored(kind: Kind, message: StoredMessage) -> Stored:
         command_id=message.headers.get(h.COMMAND, ""),
         body=body,
     )
+
+
+async def patiently(read: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    """Read again while the broker cannot be read: a cluster elects leaders a while longer.
+
+    Raises:
+        BusError: It still cannot, when time is up.
+    """
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            return await read()
+        except BusError:
+            if time.monotonic() > until:
+                raise
+        await asyncio.sleep(0.2)
 
 
 async def settled_space(
