@@ -271,7 +271,10 @@ def _session(
 
 def _operate(name: str, body: Mapping[str, Any], session: common.Session) -> None:
     found = _asked(session, name, body)
-    rows = [(key, str(value)) for key, value in found.items()]
+    rows = [
+        (key, value["name"] if isinstance(value, dict) else str(value))
+        for key, value in found.items()
+    ]
     common.emit({"v": 1, **found}, session.as_json, common.columns(rows))
 
 
