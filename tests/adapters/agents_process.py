@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.subjects import Speaker
 from tests.adapters.agents_sdk import agent_of, run_untraced
-from tests.adapters.doom import BEFORE_RESUME, Doom, DoomedClient
+from tests.adapters.doom import BEFORE_RESUME, Doom, DoomedClient, all_there
 from tests.adapters.people import AGENT, ENDPOINT
 from tests.support.space import speaker
 from worker.adapters import RunInDoubt
@@ -44,6 +44,7 @@ async def main() -> None:
             run_with=run_untraced,
             lease_ms=plan["lease_ms"],
         )
+        await asyncio.to_thread(all_there, Path(plan["start"]), plan["racers"])
         try:
             progress = await gate.run(plan["run"], input="Tidy up.")
         except RunInDoubt:

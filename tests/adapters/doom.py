@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from schemas.subjects import Speaker
@@ -45,6 +46,14 @@ class Doom:
             return await call(*args, **options)
 
         return doomed
+
+
+def all_there(folder: Path, count: int) -> None:
+    """Wait until as many processes have come to the start as will race."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < count:
+        time.sleep(0.001)
 
 
 class DoomedClient(Client):

@@ -8,7 +8,7 @@ from pathlib import Path
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from schemas.subjects import Speaker
-from tests.adapters.doom import BEFORE_RESUME, Doom, DoomedClient
+from tests.adapters.doom import BEFORE_RESUME, Doom, DoomedClient, all_there
 from tests.adapters.graphs import graph_of
 from tests.adapters.people import AGENT, ENDPOINT
 from tests.support.space import speaker
@@ -24,7 +24,7 @@ async def main() -> None:
         AsyncSqliteSaver.from_conn_string(plan["database"]) as saver,
         DoomedClient(options, speaker(AGENT), plan["space"], plan["root"], doom) as client,
     ):
-        graph = graph_of(saver, Path(plan["effects"]), plan["questions"])
+        graph = graph_of(saver, Path(plan["effects"]), plan["questions"], takes_s=0.5)
         gate = Gate(
             graph,
             client,
@@ -35,6 +35,7 @@ async def main() -> None:
         )
         if plan["die"] == BEFORE_RESUME:
             doom_resume(graph, doom)
+        await asyncio.to_thread(all_there, Path(plan["start"]), plan["racers"])
         progress = await gate.run(plan["thread"], input={"log": []})
         print(json.dumps(progress.values))
 

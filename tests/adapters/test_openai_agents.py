@@ -83,6 +83,8 @@ class Ground:
             "deadline_ms": MINUTE_MS,
             "lease_ms": SHORT_LEASE_MS if die else LEASE_MS,
             "die": die,
+            "start": str(self.effects.with_name("killed" if die else "racing")),
+            "racers": 1 if die else 2,
         }
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.adapters.agents_process", json.dumps(plan)),
