@@ -161,22 +161,21 @@ class Settler:
             await self._tell(target, status.record, cause, trace, again=False)
         # The fact stands before the result says so; timer and observers may come with the result.
         await self._records.put_fact(target, fact_of(target, status.record), cause, trace)
-        self._remember(target, status.record.deadlineGeneration)
         if won:
             self._count(status.record, by)
         self._on_settled(Settled(target, status, won))
         if telling is not None:
+            # Its command is delivered again until all of that has been done.
+            self._remember(target, status.record.deadlineGeneration)
             telling.append(lambda: self._tell(target, status.record, cause, trace, again=not won))
             telling.append(lambda: self._withdraw(target, by))
             return
-        try:
-            # The timer goes last: as long as it stands, its fire brings somebody back to finish.
-            if not told:
-                await self._tell(target, status.record, cause, trace, again=not won)
-            await self._withdraw(target, by)
-        except BaseException:
-            self._lately.pop(target, None)
-            raise
+        # The timer goes last: as long as it stands, its fire brings somebody back to finish; so
+        # until then nobody may take that fire for one that comes after everything.
+        if not told:
+            await self._tell(target, status.record, cause, trace, again=not won)
+        await self._withdraw(target, by)
+        self._remember(target, status.record.deadlineGeneration)
 
     async def expire(
         self,
