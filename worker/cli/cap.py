@@ -152,7 +152,7 @@ def authorize(
     """Ask whether one action may be sent now.
 
     Exit code 0 only if it may, for as long as the answer says, 2 s at most. Any other exit code,
-    a timeout too, is a refusal.
+    a timeout too, is a refusal. The same command id is judged again.
     """
     session = _session(config, nats, space, as_, as_json, timeout)
     fields = {"amount": amount, "grant_expires_at_ms": common.instant("--expires", expires)}

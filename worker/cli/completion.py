@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     )
     def completion(
         context: typer.Context,
-        shell: Annotated[Shell, typer.Argument(help="For which shell.", metavar="bash|zsh|fish")],
+        shell: Annotated[Shell, typer.Argument(help="For which shell.", metavar="SHELL")],
     ) -> None:
         """Print the script that makes a shell complete."""
         os.environ[VARIABLE] = f"source_{shell.value}"
