@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
                 "--minutes",
                 min=0.05,
                 max=100_000,
-                help="How long; drift is judged from 5.5 minutes on.",
+                help="How long; drift is judged from ten minutes on.",
                 metavar="MINUTES",
             ),
         ] = 10.0,

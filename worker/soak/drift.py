@@ -3,9 +3,9 @@
 The rule. The warm-up is left out. What is left is thinned to medians of equal spans of time, and a
 line is laid through it after Theil and Sen: its slope is the median of the slopes of all pairs, so
 that no outlier, and no saw that comes back down, moves it. A series drifts if that slope exceeds
-its allowance, and the slope of its later half does too, since what has come to rest does not leak,
-and if it has also risen by at least a step that matters. A series that was watched for too short a
-time is not judged.
+its allowance, if the slope of its later half exceeds half of it, since what has come to rest does
+not leak, and if it has risen by at least a step that matters. A series that was watched for too
+short a time is not judged.
 """
 
 import statistics
@@ -17,8 +17,11 @@ SPANS: Final = 240
 """Most points that the line is laid through."""
 
 LEAST_POINTS: Final = 24
-LEAST_S: Final = 240.0
-"""Anything watched for less, after the warm-up, is not judged."""
+LEAST_S: Final = 420.0
+"""Anything watched for less, after the warm-up, is not judged: noise would decide."""
+
+LATE_SHARE: Final = 0.5
+"""Of its allowance, what the later half, which knows less, must exceed to confirm a drift."""
 
 WARM_UP_SHARE: Final = 0.25
 WARM_UP_S: Final = (60.0, 600.0)
@@ -79,7 +82,8 @@ def judge(
     whole, late = slope_per_min(thinned), slope_per_min(thinned[len(thinned) // 2 :])
     fifth = max(1, len(thinned) // 5)
     rise = _median(thinned[-fifth:]) - _median(thinned[:fifth])
-    grows = min(whole, late) > allowance_per_min and rise >= least_rise
+    grows = whole > allowance_per_min and late > allowance_per_min * LATE_SHARE
+    grows = grows and rise >= least_rise
     return Judgement("drifts" if grows else "steady", whole, late, rise, allowance_per_min)
 
 

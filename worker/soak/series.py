@@ -105,9 +105,9 @@ def bounds(names: Names) -> tuple[Bound, ...]:
         f"stream.{name}.messages": BROKER_KB_PER_SUBJECT / 1024 for name in growing_streams(names)
     }
     found = [
-        Bound("worker.memory", "MB", 0.5, 1.0),
-        Bound("broker.memory", "MB", 0.5, 1.0, kept),
-        Bound("client.memory", "MB", 0.5, 1.0),
+        Bound("worker.memory", "MB", 0.6, 2.0),
+        Bound("broker.memory", "MB", 0.6, 2.0, kept),
+        Bound("client.memory", "MB", 0.6, 2.0),
         Bound("worker.tasks", "tasks", 0.5, 5),
         Bound("client.tasks", "tasks", 0.5, 5),
         Bound("worker.threads", "threads", 0.2, 2),
