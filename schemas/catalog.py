@@ -33,7 +33,7 @@ class Entry:
 
     def schema(self) -> dict[str, Any]:
         """Its JSON Schema (draft 2020-12), titled with its name."""
-        body = _documented(self.model.model_json_schema())
+        body = documented(self.model.model_json_schema())
         definitions = body.pop("$defs", None)
         schema = {
             "$schema": DIALECT,
@@ -43,11 +43,11 @@ class Entry:
             **body,
         }
         if definitions is not None:
-            schema["$defs"] = {name: _documented(part) for name, part in definitions.items()}
+            schema["$defs"] = {name: documented(part) for name, part in definitions.items()}
         return schema
 
 
-def _documented(schema: dict[str, Any]) -> dict[str, Any]:
+def documented(schema: dict[str, Any]) -> dict[str, Any]:
     """Move what a docstring says of each attribute to the property it describes."""
     summary, _, attributes = inspect.cleandoc(schema.get("description", "")).partition(
         "\n\nAttributes:\n"
@@ -56,18 +56,22 @@ def _documented(schema: dict[str, Any]) -> dict[str, Any]:
         match["name"]: " ".join(match["text"].split())
         for match in _ATTRIBUTE.finditer(inspect.cleandoc("\n" + attributes))
     }
-    documented = {key: value for key, value in schema.items() if key != "title"}
+    shown = {key: value for key, value in schema.items() if key != "title"}
     if summary:
-        documented["description"] = summary
+        shown["description"] = summary
     if properties := schema.get("properties"):
-        documented["properties"] = {
+        shown["properties"] = {
             name: {
                 **{key: value for key, value in part.items() if key != "title"},
-                **({"description": said[name]} if name in said else {}),
+                **(
+                    {"description": words}
+                    if (words := said.get(name, said.get(f"{name}_")))
+                    else {}
+                ),
             }
             for name, part in properties.items()
         }
-    return documented
+    return shown
 
 
 _ATTRIBUTE = re.compile(r"^(?P<name>\w+): (?P<text>.+(?:\n[ ]+.+)*)", re.MULTILINE)
@@ -105,6 +109,7 @@ def _record(name: str, where: str, model: type[BaseModel]) -> Entry:
 
 
 _TIMER = "<root>.<space>.ept.<endpoint>.<instance>.<epoch>.<token>"
+_SYS = "<root>.<space>.fact.sys"
 _FACT = "<root>.<space>.fact.cp.<kind>.<endpoint>.<token>.<generation>"
 
 
@@ -200,6 +205,12 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
             ),
             *_turns(),
             *_caps(),
+            Entry(
+                "fact.sys.ruleset", "fact", f"{_SYS}.ruleset.<epoch>-<seq>-<n>", views.RulesetFact
+            ),
+            Entry(
+                "fact.sys.rebased", "fact", f"{_SYS}.rebased.<epoch>-<seq>-<n>", views.RebasedFact
+            ),
         )
     }
 )

@@ -49,6 +49,13 @@ QUERIES: Mapping[tuple[str, str], type[Query]] = MappingProxyType(
         ("cap", "show"): cap.ShowQuery,
         ("cap", "list"): cap.ListQuery,
         ("sys", "status"): sys.StatusQuery,
+        ("sys", "digest"): sys.DigestQuery,
+        ("sys", "snapshots"): sys.SnapshotsQuery,
+        ("sys", "snapshot"): sys.SnapshotQuery,
+        ("sys", "trim"): sys.TrimQuery,
+        ("sys", "prune"): sys.PruneQuery,
+        ("sys", "ruleset"): sys.RulesetQuery,
+        ("sys", "rebase"): sys.RebaseQuery,
     }
 )
 """``(plane, name)`` to the model of a query's body."""

@@ -184,4 +184,50 @@ class StatusQuery(Query):
     after: str | None = None
 
 
+class DigestQuery(Query):
+    """Body of the query ``sys.digest``: a digest of the ledger's state, per table and in all.
+
+    Attributes:
+        after: Result id that the digest must already include.
+    """
+
+    after: str | None = None
+
+
+class SnapshotsQuery(Query):
+    """Body of the query ``sys.snapshots``: which snapshots of the ledger there are."""
+
+
+class SnapshotQuery(Query):
+    """Body of the query ``sys.snapshot``: store a snapshot now and read it back."""
+
+
+class TrimQuery(Query):
+    """Body of the query ``sys.trim``: remove what lies in the log below a verified snapshot."""
+
+
+class PruneQuery(Query):
+    """Body of the query ``sys.prune``: have the worker send that command.
+
+    Attributes:
+        before_at_ms: Rows settled before this instant go.
+    """
+
+    before_at_ms: Instant
+
+
+class RulesetQuery(Query):
+    """Body of the query ``sys.ruleset``: have the worker send that command.
+
+    Attributes:
+        version: The ruleset to activate.
+    """
+
+    version: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class RebaseQuery(Query):
+    """Body of the query ``sys.rebase``: have the replica that came furthest begin a new epoch."""
+
+
 BODIES: tuple[type[Body], ...] = (Tick, Ruleset, Prune, Rebase, Liveness, Evidence)

@@ -66,9 +66,16 @@ def _sources() -> Iterator[Path]:
 
 
 def _import_all() -> None:
+    """So that every class of error is there; what needs an extra that is not installed is not."""
     for package in (schemas, worker):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            if module.name.split(".")[1] in NOT_THE_PRODUCT:
+                continue
+            try:
+                importlib.import_module(module.name)
+            except ImportError as error:
+                if (error.name or "").split(".")[0] in ("schemas", "worker"):
+                    raise
 
 
 def _errors(kind: type[TidegateError]) -> Iterator[type[TidegateError]]:

@@ -1,19 +1,26 @@
 """What an operator may ask of a running ledger: digests, snapshots, trimming, pruning, epochs."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Final
-
-from pydantic import Field
+from typing import Final
 
 from schemas import headers, roles, subjects
 from schemas.codes import Code
-from schemas.commands.sys import Prune, Ruleset
-from schemas.model import Body, Query
+from schemas.commands.sys import (
+    DigestQuery,
+    Prune,
+    PruneQuery,
+    RebaseQuery,
+    Ruleset,
+    RulesetQuery,
+    SnapshotQuery,
+    SnapshotsQuery,
+    TrimQuery,
+)
+from schemas.model import Body
 from schemas.names import Names
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from schemas.tokens import Instant
 from worker import identity
 from worker.bus.jetstream import JetStream
 from worker.ledger import digest
@@ -26,36 +33,6 @@ from worker.ledger.snapshots import Snapshot, Snapshots
 from worker.queries import QueryHandler
 
 FOLD_MS: Final = 5_000
-
-
-class DigestQuery(Query):
-    """Body of ``sys.digest``.
-
-    Attributes:
-        after: Result id that the digest must already include.
-    """
-
-    after: str | None = None
-
-
-class PruneQuery(Query):
-    """Body of ``sys.prune``.
-
-    Attributes:
-        before_at_ms: Rows settled before this instant go.
-    """
-
-    before_at_ms: Instant
-
-
-class RulesetQuery(Query):
-    """Body of ``sys.ruleset``.
-
-    Attributes:
-        version: The ruleset to activate.
-    """
-
-    version: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Operations:
@@ -114,16 +91,16 @@ class Operations:
         return Accepted("digest", found.to_object())
 
     async def _list(self, _: Speaker, raw: bytes) -> Verdict:
-        Query.from_bytes(raw)
+        SnapshotsQuery.from_bytes(raw)
         found = await self._snapshots.list()
         return Accepted("snapshots", {"snapshots": [_shown(snapshot) for snapshot in found]})
 
     async def _snapshot(self, raw: bytes) -> Verdict:
-        Query.from_bytes(raw)
+        SnapshotQuery.from_bytes(raw)
         return Accepted("stored", _shown(await self._keeper.take()))
 
     async def _trim(self, raw: bytes) -> Verdict:
-        Query.from_bytes(raw)
+        TrimQuery.from_bytes(raw)
         trimmed = await self._keeper.trim()
         return Accepted(
             "trimmed",
@@ -155,7 +132,7 @@ class Operations:
         return Accepted("folded" if folded else "published", data)
 
     async def _rebase(self, raw: bytes) -> Verdict:
-        Query.from_bytes(raw)
+        RebaseQuery.from_bytes(raw)
         standings = await self._control.standings()
         halted = [one for one in standings if one.halted == Regressed.reason]
         if not halted:

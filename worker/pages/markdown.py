@@ -10,7 +10,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |".replace("|  |", "| |")
+    return "|" + "|".join(f" {text} " if (text := _cell(cell)) else " " for cell in cells) + "|"
 
 
 def _cell(text: str) -> str:
