@@ -6,8 +6,6 @@ itself are proven already and cost no look later.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +31,7 @@ from worker.checkpoints.index import (
     SpecSeen,
     WaitingSeen,
 )
+from worker.checkpoints.local import LocalThread
 
 log = logs.get()
 
@@ -69,17 +68,21 @@ class Feed:
         self._path = path
         self._on_change = on_change
         self._settled_lately = settled_lately
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"index-{names.space}")
+        self._thread = LocalThread(f"index-{names.space}")
         self._index: Index | None = None
         self._again = asyncio.Event()
         self._running = False
         self._key_prefix = f"$KV.{names.records_bucket}."
         self.caught_up = asyncio.Event()
         """Set once the index holds everything that was there at the start."""
-        self.trouble = ""
-        """Why the index is not being fed; empty while it is."""
+        self._trouble = ""
         self.last: dict[str, int] = {}
         """Highest sequence seen of each stream followed."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the index is not being fed; empty while it is."""
+        return self._trouble or self._thread.trouble
 
     async def open(self) -> None:
         """Open the file, or begin a new one if it belongs to other streams.
@@ -130,9 +133,9 @@ class Feed:
             try:
                 await self._follow_all()
             except StreamMissing as error:
-                if not self.trouble:
+                if not self._trouble:
                     log.error("stream_missing", space=self._names.space, error=error.message)  # noqa: TRY400 - no traceback for an operator's doing
-                self.trouble = "a stream of the checkpoint plane is missing on the broker"
+                self._trouble = "a stream of the checkpoint plane is missing on the broker"
                 await asyncio.sleep(MISSING_PAUSE_S)
 
     async def _reset(self) -> None:
@@ -154,8 +157,8 @@ class Feed:
     async def close(self) -> None:
         """Close the file; the thread ends."""
         if self._index is not None:
-            await self._run(self._index.close)
-        self._thread.shutdown(wait=False)
+            await self._thread.once(self._index.close)
+        self._thread.shutdown()
 
     async def find(self, wanted: Filter, limit: int) -> list[Pending]:
         """One page of waiting checkpoints, by deadline."""
@@ -223,7 +226,7 @@ class Feed:
         )
         async for batch in follower.batches(BATCH):
             changes = [change for message in batch.messages for change in changes_of(message)]
-            self.trouble = ""
+            self._trouble = ""
             if batch.messages:
                 reached = batch.messages[-1].seq
                 self.last[stream] = reached
@@ -268,8 +271,7 @@ class Feed:
         return [] if target is None else [FactSeen(target)]
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(work, *arguments))
+        return await self._thread.run(work, *arguments)
 
 
 def _fingerprint(created: str) -> int:

@@ -5,11 +5,9 @@ anew or ends before that, the plane stops until every settlement of the journal 
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from schemas.names import Names, kv_stream
 from worker import logs
@@ -17,12 +15,11 @@ from worker.bus.errors import BusError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.checkpoints.context import Clock
 from worker.checkpoints.journal import Journal, Seen, Settlement
+from worker.checkpoints.local import LocalThread, is_full
 from worker.checkpoints.records import Contradiction, Garbled, Records, StatusAt
 from worker.checkpoints.settle import Settled, Settler
 
 log = logs.get()
-
-T = TypeVar("T")
 
 FLUSH_EVERY_S = 0.5
 IN_FLIGHT = 64
@@ -57,7 +54,7 @@ class Guard:
         self._records = records
         self._path = path
         self._cause = cause
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"journal-{names.space}")
+        self._thread = LocalThread(f"journal-{names.space}")
         self._journal: Journal | None = None
         self._highest = highest
         self._pending: list[Settlement] = []
@@ -65,10 +62,17 @@ class Guard:
         self._noted: dict[str, Seen] = {}
         self._discounted: dict[str, int] = {}
         self._checking = asyncio.Lock()
-        self.missing = ""
-        """A stream that was gone when it was last looked at; the plane is not ready then."""
+        self._missing = ""
         self.regressed: tuple[str, ...] = ()
         """Streams that have gone back and are not mended yet; the plane must not act."""
+
+    @property
+    def missing(self) -> str:
+        """What was gone when it was last needed, a stream or the room on the local disk.
+
+        The plane is not ready then.
+        """
+        return self._missing or self._thread.trouble
 
     async def open(self) -> None:
         """Open the journal.
@@ -76,16 +80,22 @@ class Guard:
         Raises:
             StartRefused: If it is damaged, newer or in use.
         """
-        self._journal = await self._run(Journal, self._path)
+        self._journal = await self._thread.once(Journal, self._path)
 
     async def close(self) -> None:
-        """Write what is pending and close the file."""
+        """Write what is pending, if there is room for it, and close the file."""
         async with self._checking:
             journal, self._journal = self._journal, None
             if journal is not None:
-                await self._flush_into(journal)
-                await self._run(journal.close)
-        self._thread.shutdown(wait=False)
+                try:
+                    await self._flush_into(journal, self._thread.once)
+                except sqlite3.OperationalError as error:
+                    if not is_full(error):
+                        raise
+                    # It is protection against another failure; waiting would put off the end.
+                    log.warning("settlements_not_noted", space=self._names.space, error=error)
+                await self._thread.once(journal.close)
+        self._thread.shutdown()
 
     def note(self, settled: Settled) -> None:
         """Remember a settlement; it is written within half a second."""
@@ -107,16 +117,16 @@ class Guard:
             try:
                 await self._check(settler, on_regression)
             except StreamMissing:
-                self.missing = "a stream of the checkpoint plane is missing on the broker"
+                self._missing = "a stream of the checkpoint plane is missing on the broker"
                 raise
-            self.missing = ""
+            self._missing = ""
 
     async def _check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
         await self.flush()
         now = {stream: await self._look(stream) for stream in self._streams()}
         back: list[str] = []
         for stream, seen in now.items():
-            before = await self._run(self._it.seen, stream)
+            before = await self._thread.run(self._it.seen, stream)
             if before is not None and (before.created != seen.created or seen.last < before.last):
                 back.append(stream)
         if back:
@@ -129,16 +139,16 @@ class Guard:
             self._discounted = dict(self._highest())
         self._created = {stream: seen.created for stream, seen in now.items()}
         self._noted = now
-        await self._run(self._it.note, [], now, int(self._clock.lower_ms()))
+        await self._thread.run(self._it.note, [], now, int(self._clock.lower_ms()))
         if back:
             self.regressed = ()
             log.warning("streams_mended", space=self._names.space, streams=back)
 
     async def flush(self) -> None:
         """Write what is pending."""
-        await self._flush_into(self._it)
+        await self._flush_into(self._it, self._thread.run)
 
-    async def _flush_into(self, journal: Journal) -> None:
+    async def _flush_into(self, journal: Journal, run: Callable[..., Awaitable[None]]) -> None:
         pending, self._pending = self._pending, []
         seen = {
             stream: Seen(self._created[stream], last)
@@ -148,7 +158,11 @@ class Guard:
             and last != self._discounted.get(stream)
         }
         if pending or seen:
-            await self._run(journal.note, pending, seen, int(self._clock.lower_ms()))
+            try:
+                await run(journal.note, pending, seen, int(self._clock.lower_ms()))
+            except BaseException:
+                self._pending[:0] = pending
+                raise
             self._noted.update(seen)
 
     async def run(self, owed: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:
@@ -177,7 +191,7 @@ class Guard:
             async with slots:
                 await self._restore(settler, settlement)
 
-        settlements = await self._run(lambda: list(self._it.settlements()))
+        settlements = await self._thread.run(lambda: list(self._it.settlements()))
         await asyncio.gather(*(one(settlement) for settlement in settlements))
         log.warning("settlements_reapplied", space=self._names.space, settlements=len(settlements))
 
@@ -209,7 +223,3 @@ class Guard:
         if self._journal is None:
             raise RuntimeError("the journal is not open")
         return self._journal
-
-    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(work, *arguments))

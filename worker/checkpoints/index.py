@@ -13,6 +13,7 @@ from pathlib import Path
 
 from schemas.records import Holder
 from schemas.subjects import Checkpoint
+from worker.checkpoints.local import transaction
 from worker.errors import StartRefused
 
 VERSION = 1
@@ -120,26 +121,20 @@ class Index:
 
     def reset(self, marks: dict[str, int]) -> None:
         """Forget everything and start anew with these marks."""
-        self._db.execute("BEGIN")
-        for table in ("mark", "pending", "unproven"):
-            self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names from the line above
-        self._db.executemany("INSERT INTO mark VALUES (?, ?)", marks.items())
-        self._db.execute("COMMIT")
+        with transaction(self._db):
+            for table in ("mark", "pending", "unproven"):
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names from the line above
+            self._db.executemany("INSERT INTO mark VALUES (?, ?)", marks.items())
 
     def apply(self, changes: Sequence[Change], marks: dict[str, int], now_ms: int) -> None:
         """Apply changes in order and remember the positions, in one transaction."""
-        self._db.execute("BEGIN")
-        try:
+        with transaction(self._db):
             for change in changes:
                 self._apply(change, now_ms)
             self._db.executemany(
                 "INSERT INTO mark VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2",
                 marks.items(),
             )
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
     def find(self, wanted: Filter, limit: int) -> list[Pending]:
         """Waiting checkpoints by deadline, endpoint and token; one page."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from schemas.records import SettleFact, StatusRecord
 from schemas.subjects import Checkpoint
+from worker.checkpoints.local import is_full, transaction
 from worker.errors import StartRefused
 
 VERSION = 1
@@ -99,8 +100,7 @@ class Journal:
 
     def note(self, settlements: Sequence[Settlement], seen: dict[str, Seen], now_ms: int) -> None:
         """Remember settlements and how far the streams have come, in one transaction."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._db, "BEGIN IMMEDIATE"):
             self._db.executemany(
                 "INSERT OR REPLACE INTO settled VALUES (?, ?, ?, ?)",
                 [
@@ -114,10 +114,6 @@ class Journal:
                 [(stream, one.created, one.last) for stream, one in seen.items()],
             )
             self._db.execute("DELETE FROM settled WHERE at_ms < ?", (now_ms - KEEP_MS,))
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
     def settlements(self) -> Iterator[Settlement]:
         """Everything remembered, in no particular order."""
@@ -142,6 +138,8 @@ def _open(path: Path) -> sqlite3.Connection:
             raise StartRefused(
                 f"{path} is in use by another process; give each worker its own data directory"
             ) from error
+        if is_full(error):
+            raise StartRefused(f"{path} cannot be opened: the disk is full") from error
         raise StartRefused(
             f"{path} cannot be read as a settlement journal; move it away to start without one"
         ) from error
