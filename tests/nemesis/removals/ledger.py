@@ -81,7 +81,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
             ),
         ),
         (
-            "tests/integration/test_ledger_kill.py::test_killed_at_each_point",
+            "tests/integration/test_ledger_kill.py::test_killed_at_each_point[before-commit]",
             f"{_FOLDED}::test_a_commit_that_fails_leaves_the_fold_where_the_file_is",
         ),
         FOLD,
@@ -97,10 +97,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (
-            f"{_FOLDED}::test_outbox_rows_are_committed_with_their_command_and_dropped_when_said",
-            "tests/integration/test_ledger_kill.py::test_killed_at_each_point",
-        ),
+        (f"{_FOLDED}::test_outbox_rows_are_committed_with_their_command_and_dropped_when_said",),
         FOLD,
     ),
     Guard(
@@ -162,7 +159,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
             ),
         ),
         (
-            "tests/integration/test_ledger_kill.py::test_killed_at_each_point",
+            "tests/integration/test_ledger_kill.py::test_killed_at_each_point[in-outbox]",
             f"{_REPLICAS}::test_two_that_both_publish_do_no_harm",
         ),
         LEDGER,
