@@ -67,6 +67,8 @@ class Nemesis:
                     self, f"_{one.fault.replace('-', '_')}"
                 )
                 return await begin(one)
+            case ("cut", "link"):
+                return await self._links([one.target], "cut", "both")
             case ("cut" | "stall" | "swallow", _):
                 who = "client" if what == "clients" else one.target
                 return await self._links(self._arena.links_of(who), name, one.detail)

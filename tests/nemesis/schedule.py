@@ -49,6 +49,7 @@ KINDS: Final[dict[str, _Kind]] = {
     "kill-worker": _Kind(6, "worker", 0.0, 4.0),
     "freeze-worker": _Kind(5, "worker", 0.5, 8.0),
     "cut-worker": _Kind(4, "worker", 0.5, 6.0),
+    "cut-link": _Kind(3, "link", 0.5, 8.0),
     "stall-worker": _Kind(4, "worker", 0.5, 8.0, WAYS),
     "swallow-worker": _Kind(4, "worker", 1.0, 8.0, WAYS),
     "step-clock": _Kind(3, "worker", 1.0, 8.0, tuple(map(str, CLOCK_STEPS_MS))),
@@ -82,6 +83,8 @@ def targets(on: str, brokers: int) -> list[str]:
     match on:
         case "worker":
             return ["w0", "w1"]
+        case "link":
+            return [f"w{worker}-{number}" for worker in range(2) for number in range(brokers)]
         case "broker":
             return [f"broker-{number}" for number in range(brokers)]
         case "pair":
@@ -132,8 +135,10 @@ def _draw(rng: random.Random, kinds: dict[str, _Kind], at_s: float, brokers: int
 
 
 def _parts(target: str) -> tuple[str, ...]:
-    """Two brokers that are split cannot be hit by anything else meanwhile."""
+    """What a target is made of: whoever is split off cannot be hit by anything else meanwhile."""
     if target.startswith("brokers-"):
         _, a, b = target.split("-")
         return (f"broker-{a}", f"broker-{b}")
+    if target.startswith("w"):
+        return (target.partition("-")[0],)
     return (target,)
