@@ -12,17 +12,19 @@ from worker.cli.common import JsonFlag
 
 app = typer.Typer(
     no_args_is_help=True,
+    short_help="Measure a plane beside the raw broker.",
     help="Measure a plane on a broker and worker of its own, beside the raw broker.",
 )
 
 CountOption = Annotated[
-    int, typer.Option("--count", min=100, max=1_000_000, help="How many per figure.")
+    int,
+    typer.Option("--count", min=100, max=1_000_000, help="How many per figure.", metavar="N"),
 ]
 
 
 @app.command()
 def checkpoints(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
-    """How fast runs pause and settle, and how late deadlines expire."""
+    """How fast runs settle, and how late they expire."""
     from worker.bench import checkpoints as bench
 
     figures = _measure(bench.run(count, common.say))
@@ -31,7 +33,10 @@ def checkpoints(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def caps(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
-    """How fast caps are reserved, authorized and stopped, and how fast a log is folded."""
+    """How fast caps are reserved, asked for and stopped.
+
+    And how fast a log is folded again.
+    """
     from worker.bench import caps as bench
 
     figures = _measure(bench.run(count, common.say))
@@ -40,7 +45,7 @@ def caps(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def admission(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
-    """How fast turns queue, get their seats and end, and what a decision costs."""
+    """How fast turns get seats, and what a decision costs."""
     from worker.bench import admission as bench
 
     figures = _measure(bench.run(count, common.say))
