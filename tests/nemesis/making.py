@@ -137,8 +137,8 @@ class Paper:
     def mint(self, token: str, in_ms: int) -> int:
         """A checkpoint is minted; its deadline."""
         deadline = self.now_ms + in_ms
-        view = {"state": "waiting", "generation": 1, "deadline_at_ms": deadline}
-        body = {"deadline_at_ms": deadline}
+        view: Json = {"state": "waiting", "generation": 1, "deadline_at_ms": deadline}
+        body: Json = {"deadline_at_ms": deadline}
         self.do(RUNNER, "cp", "mint", f"runs.{token}", body, "minted", **view)
         return deadline
 
@@ -167,7 +167,7 @@ class Paper:
     def resume(self, token: str, deadline: int, command_id: str = "") -> int:
         """A resume that wins; when it settled."""
         at_ms = self.now_ms + 1
-        view = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
+        view: Json = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
         self.do(RUNNER, "cp", "resume", f"runs.{token}", {}, "resumed", "ok", command_id, **view)
         return at_ms
 
@@ -175,10 +175,10 @@ class Paper:
 
     def confirmed(self, key: str, second: int, cap: int = 10, generation: int = 0) -> None:
         """A cap is reserved and confirmed."""
-        body = {"latest_expires_at_ms": second, "cap": cap}
-        view = {"expires_at_ms": second, "cap": cap, "generation": generation}
+        body: Json = {"latest_expires_at_ms": second, "cap": cap}
+        view: Json = {"expires_at_ms": second, "cap": cap, "generation": generation}
         self.do(AGENT, "cap", "reserve", f"ann.{key}", body, "reserved", **view)
-        confirm = {"grant_expires_at_ms": second}
+        confirm: Json = {"grant_expires_at_ms": second}
         self.do(AGENT, "cap", "confirm", f"ann.{key}", confirm, "confirmed", **view)
 
     def stop(self, generation: int, ended: int | None = None) -> int:

@@ -6,6 +6,7 @@ docs/reliability.md.
 
 import os
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -79,6 +80,7 @@ async def test_seeds_for_as_long_as_wanted(tmp_path: Path, request: pytest.Fixtu
         directory = tmp_path / str(seed)
         directory.mkdir()
         await histories_of(seed, LONG_S, 3, directory, again)
+        shutil.rmtree(directory)
 
 
 def _given_seed(request: pytest.FixtureRequest) -> int | None:

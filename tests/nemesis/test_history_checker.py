@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.nemesis.history import checker, events
+from tests.nemesis.history.events import Json
 from tests.nemesis.making import AGENT, PERSON, RUNNER, START_MS, UID, Paper
 from tests.nemesis.schedule import KINDS, plan
 
@@ -21,7 +22,7 @@ def good(paper: Paper) -> None:
     unanswered = paper.call(RUNNER, "cp", "resume", "runs.b", {})
     paper.tick(200)
     late = paper.store(unanswered)
-    view = {"state": "expired", "generation": 1, "settled_at_ms": paper.now_ms}
+    view: Json = {"state": "expired", "generation": 1, "settled_at_ms": paper.now_ms}
     paper.settle("b", "expired", deadline, paper.now_ms)
     paper.result(unanswered, late, "expired", "refused", **view)
     paper.answer(unanswered, None, stored=True)
@@ -75,7 +76,7 @@ def told_of_a_checkpoint_otherwise(paper: Paper) -> None:
     deadline = paper.mint("a", 1_000)
     number = paper.call(RUNNER, "cp", "resume", "runs.a", {})
     at_ms = paper.now_ms
-    view = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
+    view: Json = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
     said = paper.result(number, paper.store(number), "resumed", **view)
     paper.answer(number, {**said, "data": {**view, "settled_at_ms": at_ms + 1}})
     paper.settle("a", "resumed", deadline, at_ms)
@@ -85,13 +86,13 @@ def told_before_more_had_happened(paper: Paper) -> None:
     """In order: the first result was heard and not stored, and the second one knows more."""
     number = paper.call(RUNNER, "cp", "mint", "runs.a", {"deadline_at_ms": paper.now_ms + 10})
     deadline, seq = paper.now_ms + 10, paper.store(number)
-    view = {"state": "waiting", "generation": 1}
+    view: Json = {"state": "waiting", "generation": 1}
     said = paper.result(number, seq, "minted", **view)
     paper.events.pop()
     paper.answer(number, said)
     paper.tick(50)
     paper.settle("a", "expired", deadline, paper.now_ms)
-    now = {"state": "expired", "generation": 1, "settled_at_ms": paper.now_ms}
+    now: Json = {"state": "expired", "generation": 1, "settled_at_ms": paper.now_ms}
     paper.result(number, seq, "already_minted", **now)
 
 
@@ -202,21 +203,21 @@ def a_late_repeat_of_a_timely_resume(paper: Paper) -> None:
     paper.tick(200)
     number = paper.call(RUNNER, "cp", "resume", "runs.a", {}, "the-same-command")
     seq = paper.store(number)
-    view = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
+    view: Json = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
     paper.answer(number, paper.result(number, seq, "resumed", **view))
 
 
 def resumed_by_a_stranger(paper: Paper) -> None:
     deadline = paper.mint("a", 1_000)
-    view = {"state": "resumed", "generation": 1, "settled_at_ms": paper.now_ms}
+    view: Json = {"state": "resumed", "generation": 1, "settled_at_ms": paper.now_ms}
     paper.do(OTHER, "cp", "resume", "runs.a", {}, "resumed", **view)
-    paper.settle("a", "resumed", deadline, view["settled_at_ms"])  # type: ignore[arg-type]
+    paper.settle("a", "resumed", deadline, view["settled_at_ms"])
 
 
 def two_resumes_won(paper: Paper) -> None:
     deadline = paper.mint("a", 1_000)
     at_ms = paper.resume("a", deadline)
-    view = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
+    view: Json = {"state": "resumed", "generation": 1, "settled_at_ms": at_ms}
     paper.do(RUNNER, "cp", "resume", "runs.a", {}, "resumed", **view)
     paper.settle("a", "resumed", deadline, at_ms)
 
@@ -238,7 +239,7 @@ def a_mint_that_is_gone(paper: Paper) -> None:
 def a_generation_given_twice(paper: Paper) -> None:
     deadline = paper.mint("a", 10)
     for _ in range(2):
-        view = {"state": "waiting", "generation": 2}
+        view: Json = {"state": "waiting", "generation": 2}
         paper.do(RUNNER, "cp", "heartbeat", "runs.a", {}, "extended", **view)
     paper.tick(50)
     paper.settle("a", "expired", deadline, paper.now_ms)
@@ -282,11 +283,11 @@ def refused_for_nothing(paper: Paper) -> None:
 
 
 def confirmed_after_a_stop(paper: Paper) -> None:
-    view = {"expires_at_ms": SECOND, "cap": 10, "generation": 0}
-    body = {"latest_expires_at_ms": SECOND, "cap": 10}
+    view: Json = {"expires_at_ms": SECOND, "cap": 10, "generation": 0}
+    body: Json = {"latest_expires_at_ms": SECOND, "cap": 10}
     paper.do(AGENT, "cap", "reserve", "ann.k1", body, "reserved", **view)
     paper.stop(1)
-    confirm = {"grant_expires_at_ms": SECOND}
+    confirm: Json = {"grant_expires_at_ms": SECOND}
     paper.do(AGENT, "cap", "confirm", "ann.k1", confirm, "confirmed", **view)
 
 
@@ -322,7 +323,7 @@ def too_many_seats(paper: Paper) -> None:
 def a_fence_that_did_not_grow(paper: Paper) -> None:
     paper.admitted("r1", 2)
     subject = f"tidegate.main.grant.{OTHER}.r1.2"
-    body = {"v": 1, "request_id": "r1", "lease_id": "1-9-9", "generation": 2}
+    body: Json = {"v": 1, "request_id": "r1", "lease_id": "1-9-9", "generation": 2}
     paper.stored("res", subject, body)
 
 

@@ -19,17 +19,17 @@ class Runner(Actor):
     """Mints checkpoints as one principal, life after life, and settles most of them."""
 
     async def run(self) -> None:
+        slots = asyncio.Semaphore(AT_ONCE)
         while not self.stopping.is_set():
             async with self.life("runner") as client, self.life("stranger") as stranger:
                 if client is None or stranger is None:
                     continue
-                slots = asyncio.Semaphore(AT_ONCE)
                 for _ in range(self.rng.randint(*LIFE_TOKENS)):
                     if self.stopping.is_set():
                         break
                     await slots.acquire()
                     work = self.begin(self._checkpoint(client, stranger))
-                    work.add_done_callback(lambda _, slots=slots: slots.release())
+                    work.add_done_callback(lambda _: slots.release())
                     await self.pause(0.05, 0.4)
                     if self.rng.random() < 0.05:
                         work.cancel()
