@@ -13,8 +13,9 @@ from worker.soak.drift import Judgement, Point
 STAYS: Final = 0.25
 """Of a stream that is emptied as it is filled, no more than this share of what comes in stays."""
 
-BROKER_KB_PER_SUBJECT: Final = 0.6
-"""What a subject of its own costs in the broker's memory, at most."""
+BROKER_KB_PER_SUBJECT: Final = 3.0
+"""What a subject of its own costs in the broker's memory at most: its collector lets garbage pile
+up to as much as lives, and blocks that are written to are kept there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from schemas.records import PromptRecord
 from worker.bench.ground import pipeline
 from worker.client import Client, Refused
+from worker.client.caps import PERMIT_LAPSED
 from worker.connector import Connector
 from worker.errors import TidegateError
 from worker.sealing import keyfiles
@@ -26,6 +27,9 @@ AGENTS: Final = 20
 CAP: Final = 100
 FILL: Final = 4_500
 """Checkpoints settled beforehand, more than the worker remembers, so that no memory fills later."""
+
+PERMIT_MS: Final = 2_000
+"""How long a permit lasts."""
 
 MOST_AT_ONCE: Final = 200
 PRUNE_S: Final = 30.0
@@ -92,7 +96,7 @@ class Traffic:
             Connector(run, sealer=Sealer(ring, place.names.space)) as connector,
         ):
             await operator.adm.claim_policy(1, max_active_turns=SEATS, max_concurrent_starts=SEATS)
-            await operator.cap.minting(True)
+            await operator.cap.minting(True, permit_ms=PERMIT_MS)
             one = cls(run, other, operator, connector, tally, seed)
             try:
                 yield one
@@ -267,11 +271,14 @@ class Traffic:
             self._people.append(user)
 
     async def _authorize(self, user: str, amount: int, expiry: int, reason: str) -> None:
-        verb = "cap.authorize refused" if reason else "cap.authorize"
-        with self.tally.timed(verb):
-            found = await self._client.cap.authorize(
-                user, amount=amount, grant_expires_at_ms=expiry
-            )
+        began = time.perf_counter()
+        found = await self._client.cap.authorize(user, amount=amount, grant_expires_at_ms=expiry)
+        took_s = time.perf_counter() - began
+        if found.reason == PERMIT_LAPSED and took_s * 1000 >= PERMIT_MS:
+            # The machine was slower than the permit lasts, and the answer rightly a no.
+            self.tally.took("cap.authorize too late", took_s)
+            return
+        self.tally.took("cap.authorize refused" if reason else "cap.authorize", took_s)
         _must(found.reason == reason, f"an authorization ended in {found.reason or 'a permit'}")
 
     async def _refused(self, call: Awaitable[object], reason: str, verb: str) -> None:

@@ -39,13 +39,13 @@ GUARDS: Final[tuple[Guard, ...]] = (
     ),
     Guard(
         "stop-raises-the-generation",
-        "a Stop leaves reservations in flight alive",
+        "a Stop names the next generation and does not keep it",
         (
             Edit(
                 "worker/caps/transitions.py",
                 "    generation = generations.advance(tx.db, user)\n"
                 "    expires_at_ms = _end_active(tx, user)\n",
-                "    generation = generations.begin(tx.db, user)\n"
+                "    generation = (generations.current(tx.db, user) or 0) + 1\n"
                 "    expires_at_ms = _end_active(tx, user)\n",
             ),
         ),
