@@ -99,6 +99,33 @@ async def test_a_holder_that_vanishes_is_followed_within_two_seconds(
             await prove_clean(log, await a.digest(), tmp_path / "clean.db")
 
 
+async def test_a_replica_leaves_the_lease_to_the_one_that_renews_it(
+    space: Space, tmp_path: Path
+) -> None:
+    async with (
+        a_log(space) as log,
+        folding(space, tmp_path / "a") as a,
+        folding(space, tmp_path / "b") as b,
+    ):
+        await until(lambda: sorted(publishes(a, b)) == [False, True])
+        last = await log.mixed(20)
+        first, second = (a, b) if publishes(a) == [True] else (b, a)
+        lease, taken, held = first.ledger._lease, 0, False
+        begun = lease._revision
+
+        def renewed() -> bool:
+            nonlocal taken, held
+            taken += second.ledger._lease.held and not held
+            held = second.ledger._lease.held
+            return lease._revision >= begun + 7
+
+        await until(renewed)
+        # A machine that stands still for a second lets it go over once, and never to and fro.
+        assert taken <= 1
+        await a.said(last)
+        await b.said(last)
+
+
 async def test_two_that_both_publish_do_no_harm(space: Space, tmp_path: Path) -> None:
     """Without the bucket of leases everybody publishes: slower, and just as right."""
     async with a_log(space) as log:

@@ -213,10 +213,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "        if take:\n",
             ),
         ),
-        (
-            f"{_REPLICAS}::test_either_may_go_and_come_while_commands_flow",
-            f"{_REPLICAS}::test_two_replicas_agree_at_every_checked_sequence",
-        ),
+        (f"{_REPLICAS}::test_a_replica_leaves_the_lease_to_the_one_that_renews_it",),
         LEDGER,
     ),
     Guard(
