@@ -18,7 +18,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[17-a_bump_stops_without_ending]",),
         CAP,
     ),
     Guard(
@@ -32,8 +32,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
             ),
         ),
         (
-            f"{_VECTORS}::test_vector",
             "tests/unit/test_caps_facts.py::test_a_stop_is_one_fact_and_names_what_it_ended",
+            f"{_VECTORS}::test_vector[16-every_stop_counts_and_the_grant_ends_once]",
         ),
         CAP,
     ),
@@ -49,7 +49,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    expires_at_ms = _end_active(tx, user)\n",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[14-a_stop_ends_what_is_reserved]",),
         CAP,
     ),
     Guard(
@@ -62,7 +62,10 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    if False:\n        return _not_confirmed(\n",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (
+            f"{_VECTORS}::test_vector[14-a_stop_ends_what_is_reserved]",
+            f"{_VECTORS}::test_vector[26-a_stop_published_before_a_confirm_wins]",
+        ),
         CAP,
     ),
     Guard(
@@ -75,7 +78,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    if False:\n",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[3-another_expiry_never_confirms_and_ends_nothing]",),
         CAP,
     ),
     Guard(
@@ -88,7 +91,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    if record.state == EXPIRED:\n",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[7-the_window_is_600_000_ms_and_not_one_more]",),
         CAP,
     ),
     Guard(
@@ -101,7 +104,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    if False:\n",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_row[an_active_record_whose_pointer_is_elsewhere_answers_superseded]",),
         CAP,
     ),
     Guard(
@@ -114,7 +117,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[19-a_grant_lapses_at_its_expiry]",),
         CAP,
     ),
     Guard(
@@ -128,7 +131,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[20-a_cap_bounds_each_action]",),
         CAP,
     ),
     Guard(
@@ -142,7 +145,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_vector[20-a_cap_bounds_each_action]",),
         CAP,
     ),
     Guard(
@@ -161,7 +164,10 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    CHECK (1)",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (
+            f"{_VECTORS}::test_vector[8-a_taken_second_is_passed_over]",
+            f"{_VECTORS}::test_row[the_ladder_finds_a_gap]",
+        ),
         CAP,
     ),
     Guard(
@@ -174,7 +180,10 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    return candidate if candidate >= lowest else None\n",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (
+            f"{_VECTORS}::test_vector[10-a_second_must_lie_in_the_future]",
+            f"{_VECTORS}::test_row[the_ladder_ends_where_now_is]",
+        ),
         CAP,
     ),
     Guard(
@@ -203,7 +212,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_VECTORS}::test_vector", f"{_VECTORS}::test_row"),
+        (f"{_VECTORS}::test_row[a_permit_ends_with_the_grant_and_a_stop_says_when_it_is_quiet]",),
         CAP,
     ),
     Guard(
