@@ -100,7 +100,8 @@ class Paper:
             "data": data,
         }
         if status != "ok":
-            said["error"] = {"code": "conflict", "reason": outcome}
+            code = "not-found" if outcome == "not-found" else "conflict"
+            said["error"] = {"code": code, "reason": outcome}
         self.tick()
         subject = f"tidegate.main.res.{called.who}.{called.plane}.{called.verb}.{said['id']}"
         self.stored("res", subject, said)

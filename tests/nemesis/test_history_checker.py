@@ -236,6 +236,11 @@ def a_mint_that_is_gone(paper: Paper) -> None:
     paper.mint("a", 1_000)
 
 
+def a_checkpoint_that_is_unknown(paper: Paper) -> None:
+    paper.mint("a", 1_000)
+    paper.do(RUNNER, "cp", "resume", "runs.a", {}, "not-found", "refused")
+
+
 def a_generation_given_twice(paper: Paper) -> None:
     deadline = paper.mint("a", 10)
     for _ in range(2):
@@ -405,6 +410,7 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (expired_early, "settled-early"),
     (a_timer_that_never_fired, "never-settled"),
     (a_mint_that_is_gone, "lost-mint"),
+    (a_checkpoint_that_is_unknown, "forgotten"),
     (a_generation_given_twice, "generation-twice"),
     (allowed_after_a_stop, "allowed-without-cap"),
     (allowed_after_a_bump, "allowed-without-cap"),

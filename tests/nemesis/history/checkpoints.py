@@ -27,9 +27,28 @@ class _Seen:
 
 
 def check(history: History) -> Iterator[Violation]:
+    yield from _nothing_minted_is_forgotten(history)
     for token, seen in _by_token(history).items():
         for violation in _check_token(history, seen):
             yield Violation(violation.verdict, f"{'.'.join(token)}: {violation.what}")
+
+
+def _nothing_minted_is_forgotten(history: History) -> Iterator[Violation]:
+    """Once its mint was answered, nobody is told that a checkpoint does not exist."""
+    minted: dict[Token, int] = {}
+    for call in history.calls.values():
+        result = call.result
+        if call.called.verb == "mint" and result is not None and result["status"] == "ok":
+            assert call.answered is not None
+            token = (call.called.key[0], call.called.key[1])
+            minted[token] = min(minted.get(token, call.answered.at_ns), call.answered.at_ns)
+    for call in history.calls.values():
+        error = (call.result or {}).get("error")
+        if call.called.plane != "cp" or error is None or error["code"] != "not-found":
+            continue
+        known_since = minted.get((call.called.key[0], call.called.key[1]))
+        if known_since is not None and known_since < call.called.at_ns:
+            yield Violation("forgotten", f"call {call.called.call} was told {error['reason']}")
 
 
 def _by_token(history: History) -> dict[Token, _Seen]:
