@@ -30,7 +30,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("example", SAID)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param("langgraph_approval.py", marks=pytest.mark.nemesis), "openai_agents_approval.py"],
+)
 async def test_with_a_worker_that_is_there(example: str, space: Space, tmp_path: Path) -> None:
     async with running(space.settings()):
         env = environment(

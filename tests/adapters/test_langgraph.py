@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.types import Interrupt
+from langgraph.graph import START, StateGraph
+from langgraph.types import Interrupt, interrupt
 
 from tests.adapters.doom import AFTER_MINT, BEFORE_MINT, BEFORE_RESUME, Died, Doom, DoomedClient
-from tests.adapters.graphs import graph_of
+from tests.adapters.graphs import State, graph_of
 from tests.adapters.langgraph_process import doom_resume
 from tests.adapters.people import AGENT, ENDPOINT, LIMIT_S, Person, lines, minted, title, until
 from tests.support.running import RunningWorker
@@ -61,6 +63,7 @@ class Ground:
         deadline_ms: int = MINUTE_MS,
         principal: str = AGENT,
         lease_ms: int = LEASE_MS,
+        graph: Any = None,
     ) -> AsyncIterator[Gate]:
         """One process's gate, with its own connection and its own view of the database."""
         fate = doom or Doom(None)
@@ -70,8 +73,9 @@ class Ground:
             AsyncSqliteSaver.from_conn_string(str(self.database)) as saver,
             DoomedClient(options, speaker(principal), names.space, names.root, fate) as client,
         ):
-            graph = graph_of(saver, self.effects, questions)
-            doom_resume(graph, fate)
+            if graph is None:
+                graph = graph_of(saver, self.effects, questions)
+                doom_resume(graph, fate)
             yield Gate(
                 graph,
                 client,
@@ -139,6 +143,61 @@ async def test_each_branch_is_a_checkpoint_and_goes_on_when_it_is_answered(groun
         again = await gate.run("t1", input={"log": [["other", "input"]]})
     assert again == progress
     assert lines(ground.effects) == ["deploy", "mail", "name"]
+
+
+async def test_a_second_interrupt_and_one_in_a_subgraph_are_checkpoints_of_their_own(
+    ground: Ground,
+) -> None:
+    def asks_twice(state: State) -> State:
+        return {"log": [["twice", [interrupt("Again?"), interrupt("Again?")]]]}
+
+    inner = StateGraph(State).add_node("twice", asks_twice).add_edge(START, "twice").compile()
+    outer = StateGraph(State).add_node("inner", inner).add_edge(START, "inner")
+    async with ground.gate({}, graph=outer.compile(checkpointer=InMemorySaver())) as gate:
+        running = asyncio.create_task(gate.run("t1", input={"log": []}))
+        for answer in ("first", "second"):
+            (token,) = await ground.maria.asked()
+            await ground.maria.answer(token, answer)
+        progress = await running
+    assert progress.values["log"] == [["twice", ["first", "second"]]]
+    assert len(await minted(ground.space, "lg-")) == 2
+
+
+async def test_a_node_that_was_cut_off_runs_again_with_the_answer_it_had(ground: Ground) -> None:
+    cut = iter([True, False])
+
+    def deploy(state: State) -> State:
+        answer = interrupt(DEPLOY)
+        with ground.effects.open("a") as effects:
+            effects.write("deploy\n")
+        if next(cut):
+            raise ConnectionError
+        return {"log": [["deploy", answer]]}
+
+    builder = StateGraph(State).add_node("deploy", deploy).add_edge(START, "deploy")
+    async with ground.gate({}, graph=builder.compile(checkpointer=InMemorySaver())) as gate:
+        (checkpoint,) = (await gate.run("t1", input={"log": []}, wait_ms=0)).waiting
+        await ground.maria.answer(checkpoint.token, "approve")
+        with pytest.raises(ConnectionError):
+            await gate.run("t1")
+        assert (await gate.run("t1")).values["log"] == [["deploy", "approve"]]
+    assert lines(ground.effects) == ["deploy"] * 2
+    assert len(await minted(ground.space, "lg-")) == 1
+
+
+async def test_a_question_that_was_mended_is_asked_anew(ground: Ground) -> None:
+    question: dict[str, Any] = {"titel": "Deploy?"}
+    builder = StateGraph(State).add_edge(START, "deploy")
+    builder.add_node("deploy", lambda state: {"log": [["deploy", interrupt(dict(question))]]})
+    graph = builder.compile(checkpointer=InMemorySaver())
+    async with ground.gate({}, graph=graph) as gate:
+        for _ in range(2):
+            with pytest.raises(BadQuestion):
+                await gate.run("t1", input={"log": []})
+        question["title"] = question.pop("titel")
+        await graph.ainvoke(None, {"configurable": {"thread_id": "t1"}})
+        (checkpoint,) = (await gate.run("t1", wait_ms=0)).waiting
+        assert title(await ground.maria.shown(checkpoint.token)) == "Deploy?"
 
 
 async def test_nobody_answers_and_the_graph_is_told_so(ground: Ground) -> None:

@@ -6,16 +6,20 @@ import importlib
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from schemas.roles import Role
 from tests.adapters.people import ENDPOINT, minted
+from tests.support.production import Production
 from tests.support.running import RunningWorker, running
 from tests.support.space import Space
 from worker.adapters import LeaseLost, MissingExtra
 from worker.adapters.clock import BrokerTime
 from worker.adapters.lease import Leases
 from worker.client import Client
+from worker.identity import new_uid
 
 LEASE_MS = 20_000
 HOUR_MS = 3_600_000
@@ -45,6 +49,24 @@ async def test_one_after_another_whoever_asks(space: Space, worker: RunningWorke
         assert (await one.cp.list(endpoint=ENDPOINT)).items == ()
     assert overlaps == [1] * 8
     assert len(await minted(space, "lease-")) == 8
+
+
+@pytest.mark.nemesis  # a server and a worker of its own for a few calls
+async def test_who_may_only_mint_gives_it_back_too(tmp_path: Path) -> None:
+    production = await asyncio.to_thread(Production, tmp_path / "production")
+    try:
+        async with production.client(Role.MINTER, new_uid()) as minter:
+            mine = Leases(minter, endpoint="runs", lease_ms=LEASE_MS, clock=BrokerTime())
+
+            async def work() -> None:
+                """Nothing but having been there."""
+
+            began = time.monotonic()
+            for _ in range(3):
+                await mine.alone("r", work)
+            assert time.monotonic() - began < LEASE_MS / 1000
+    finally:
+        await asyncio.to_thread(production.stop)
 
 
 @pytest.mark.parametrize("ahead_ms", [-HOUR_MS, HOUR_MS])

@@ -116,7 +116,7 @@ class Asker:
         finally:
             for task in waits:
                 task.cancel()
-            await asyncio.wait(waits)
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _wait(self, token: str, until: float | None) -> bool:
         loop = asyncio.get_running_loop()

@@ -232,6 +232,4 @@ class Leases:
 async def _end(task: asyncio.Future[Any]) -> None:
     """Cancel a task and wait until it has ended."""
     task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+    await asyncio.gather(task, return_exceptions=True)
