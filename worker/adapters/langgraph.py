@@ -182,7 +182,8 @@ class Gate:
         then be done again.
 
         ``interrupt()`` returns what the holder answered, ``None`` if nothing was filed, or an
-        ``Expired``. Of several interrupts each goes on as soon as it has settled.
+        ``Expired``, which a ``response_schema`` that validates must accept too. Of several
+        interrupts each goes on as soon as it has settled.
 
         Args:
             thread_id: The thread.
