@@ -1,6 +1,8 @@
 """Every page that shows commands does what it says; the convention is in ``tests.docs``."""
 
 import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,26 +15,47 @@ SKIPPED = {
     "docs/quickstart.md": 0,
     "docs/recipes.md": 0,
 }
-"""How many blocks a page may leave out; every one says why in its comment."""
+"""How many blocks a page leaves out; every one says why in its comment."""
 
 BARE = ("README.md", "docs/quickstart.md")
 """Pages that install first; the others begin with ``tidegate`` on the PATH."""
 
-PAGES = [page for page in SKIPPED if (ROOT / page).exists()]
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+@pytest.fixture(scope="module")
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Future[None]]]:
+    """The pages that were asked for, run side by side, since each waits most of the time."""
+    wanted = [
+        str(item.callspec.params["page"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
+        started = {page: pool.submit(run, page, tmp_path_factory.mktemp("page")) for page in wanted}
+        yield started.__getitem__
 
 
 @needs_bash
 @pytest.mark.timeout(900)  # a page is many processes in a row, each of which a busy machine delays
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_a_page_does_what_the_page_says(page: str, tmp_path: Path) -> None:
-    found = list(blocks((ROOT / page).read_text()))
-    skipped = [f"{page}:{block.line}: {block.detail}" for block in found if block.use == "skip"]
-    print("\n".join(["not run:", *skipped]))
-    assert len(skipped) == SKIPPED[page], skipped
+@pytest.mark.parametrize("page", SKIPPED)
+def test_every_block_of_a_page_does_what_the_page_says(
+    page: str, running: Callable[[str], Future[None]]
+) -> None:
+    skipped = [block for block in blocks((ROOT / page).read_text()) if block.use == "skip"]
+    for block in skipped:
+        print(f"not run: {page}:{block.line}: {block.detail}")
+    assert len(skipped) == SKIPPED[page]
+    running(page).result()
+
+
+def run(page: str, folder: Path) -> None:
+    """Run a page from its first block to its last."""
     last: Block | None = None
-    with Session(tmp_path, installed=page not in BARE) as session:
-        for block in found:
+    with Session(folder, installed=page not in BARE) as session:
+        for block in blocks((ROOT / page).read_text()):
             match block.use:
                 case "run":
                     session.run(block)
@@ -42,4 +65,4 @@ def test_every_block_of_a_page_does_what_the_page_says(page: str, tmp_path: Path
                 case "output":
                     assert last is not None, f"line {block.line}: nothing was run before it"
                     session.check(block, block.text)
-    assert last is not None
+    assert last is not None, f"{page} shows nothing that could be run"
