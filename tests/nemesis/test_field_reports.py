@@ -267,7 +267,7 @@ CASES = (
             Link(
                 f"{HERE}test_timers_due_in_one_second_all_fire_once_beside_live_traffic",
                 ("one_second", "fire_once", "live_traffic"),
-                ("1000", "20000"),
+                ("500", "20000"),
                 ("number * 1_000 // count", "memory_info().rss", "150 * MIB"),
             ),
         ),
