@@ -4,11 +4,12 @@ import asyncio
 import json
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schemas import subjects
+from schemas import headers, subjects
 from schemas.subjects import Speaker
 from tests.ledgers import HOLDS, WINDOW_MS
 from tests.support.ledger import (
@@ -165,10 +166,14 @@ async def test_live_callers_are_told_at_once_and_nothing_of_it_is_stored(space: 
         (first,) = await log.publish(log.command("reserve", "u1"))
         await one.until(lambda: one.ledger.status()["halted"] == "clock-behind")
         began = time.monotonic()
-        (seq,) = await log.publish(log.command("authorize", "u1"))
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        command = log.command("authorize", "u1")
+        given = {**(command.headers or {}), headers.TRACEPARENT: trace}
+        (seq,) = await log.publish(replace(command, headers=given))
         await until(lambda: any(s.endswith(f"1-{seq}") for s, _, _ in told))
         assert time.monotonic() - began < 2
-        (subject, body, _) = next(t for t in told if t[0].endswith(f"1-{seq}"))
+        (subject, body, carried) = next(t for t in told if t[0].endswith(f"1-{seq}"))
+        assert carried.single(headers.TRACEPARENT) == trace
         assert subject == f"{space.names.prefix}.res.alice.{UID}.cap.authorize.1-{seq}"
         error = body["error"]
         assert isinstance(error, dict)

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from schemas import headers, results, strict_json, subjects, tokens
+from schemas import envelope, headers, results, strict_json, subjects, tokens
 from schemas.codes import BadInput, Code
 from schemas.results import Refusal
 from worker import metrics
@@ -113,6 +113,8 @@ class Bystander:
             at_ms=max(here.now_ms, message.time_ms),
         )
         subject = subjects.result(names, command.speaker, command.plane, command.verb, result_id)
-        await self._js.connection.publish(subject, strict_json.dumps(result), headers=UNSTORED)
+        trace = envelope.traceparent_of(message.headers)
+        carried = UNSTORED if trace is None else {**UNSTORED, headers.TRACEPARENT: trace}
+        await self._js.connection.publish(subject, strict_json.dumps(result), headers=carried)
         self.told += 1
         metrics.TOLD_UNAVAILABLE.inc()
