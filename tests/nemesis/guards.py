@@ -9,8 +9,10 @@ survives, an edit no longer fits, or the unbroken build fails.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.nemesis import verdicts
+from tests.nemesis import verdicts, zygote
 from tests.nemesis.removals import GUARDS, Edit, Guard
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -82,6 +84,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._zygote: subprocess.Popen[str] | None = None
         shutil.copytree(
             ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED, *NOT_COPIED_EITHER)
         )
@@ -91,32 +94,47 @@ class Tree:
         with tempfile.TemporaryDirectory(prefix="tidegate-guards-") as scratch:
             found, log = Path(scratch) / "verdicts", Path(scratch) / "log"
             found.touch()
-            command = [
-                *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-                *("-p", "tests.nemesis.verdicts", "--verdicts", str(found)),
-                *("--timeout", str(CASE_S), "--basetemp", str(Path(scratch) / "tmp")),
-                *("-m", "not bench", *cases),
+            arguments = [
+                *("-q", "-p", "no:cacheprovider", "-p", "tests.nemesis.verdicts"),
+                *("--verdicts", str(found), "--basetemp", str(Path(scratch) / "tmp")),
+                *("--timeout", str(CASE_S), "-m", "not bench", *cases),
             ]
-            with log.open("wb") as out:
-                process = subprocess.Popen(
-                    command,
-                    cwd=self.folder,
-                    env=self._environment(),
-                    stdout=out,
-                    stderr=out,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-                try:
-                    process.wait(limit_s)
-                except subprocess.TimeoutExpired:
-                    return {"": (verdicts.BROKE, f"not done after {limit_s:g} s")}
-                finally:
-                    _end(process)
+            if not self._run({"arguments": arguments, "log": str(log)}, limit_s):
+                return {"": (verdicts.BROKE, f"not done after {limit_s:g} s")}
             ended = [json.loads(line) for line in found.read_text().splitlines()]
             if not ended:
                 return {"": (verdicts.BROKE, log.read_text(errors="replace")[-600:])}
-            return _worst({"node": e["node"], "ended": e["ended"], "why": e["why"]} for e in ended)
+            return _worst(ended)
+
+    def close(self) -> None:
+        """Start no more runs."""
+        serving, self._zygote = self._zygote, None
+        if serving is not None:
+            serving.communicate()
+
+    def _run(self, order: Mapping[str, Any], limit_s: float) -> bool:
+        """Have pytest run; whether it ended in time."""
+        if self._zygote is None:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "tests.nemesis.zygote"],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+        orders, answers = self._zygote.stdin, self._zygote.stdout
+        if orders is None or answers is None:
+            raise RuntimeError("the zygote has no pipes")
+        orders.write(json.dumps(order) + "\n")
+        pid = int(answers.readline())
+        try:
+            in_time = bool(select.select([answers], [], [], limit_s)[0])
+        finally:
+            _end(pid)
+        answers.readline()
+        return in_time
 
     def loads(self) -> str:
         """See that what runs is this copy; where else it came from, or empty."""
@@ -133,7 +151,9 @@ class Tree:
         return "" if found.stdout.strip() == here else found.stdout + found.stderr
 
     def write(self, path: str, text: str) -> None:
-        """Replace a file, and forget what was compiled of it."""
+        """Replace a file, and forget what was compiled or imported of it."""
+        if path.startswith(zygote.NOT_FORKED_OVER):
+            self.close()
         file = self.folder / path
         file.write_text(text)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
@@ -254,8 +274,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for guard in guards:
             print(f"{guard.name:<28} {guard.removed}")
         return 0
-    with tempfile.TemporaryDirectory(prefix="tidegate-guards-") as folder:
-        return _run(Tree(Path(folder) / "tree"), guards, as_json=given.json)
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-guards-") as folder,
+        contextlib.closing(Tree(Path(folder) / "tree")) as tree,
+    ):
+        return _run(tree, guards, as_json=given.json)
 
 
 def _run(tree: Tree, guards: Sequence[Guard], *, as_json: bool) -> int:
@@ -299,14 +322,10 @@ def _worst(ended: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End what the run started, brokers and workers included."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait()
+def _end(pid: int) -> None:
+    """End whatever is left of a run's session, brokers and workers included."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _say(text: str) -> None:

@@ -85,6 +85,17 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 '    "UPDATE adm_leases SET start_deadline_at_ms = NULL, connector = ?, child',
                 '    "UPDATE adm_leases SET connector = ?, child',
             ),
+            Edit(
+                "worker/admission/turns.py",
+                "    if turn.state not in BEFORE_INTENT:\n"
+                '        raise ValueError(f"a turn in {turn.state} may have been dispatched")\n',
+                "",
+            ),
+            Edit(
+                "worker/admission/journal.py",
+                "    if (kind, source, target) not in TRIPLES:\n",
+                "    if False:\n",
+            ),
         ),
         (f"{_RECOVERY}::test_after_an_intent_there_is_no_start_timeout",),
         ADM,
