@@ -294,7 +294,7 @@ ADMISSION: Final = Group(
             "payload-gone",
             (Code.NOT_FOUND,),
             "The sealed prompt has expired, or was destroyed when the turn was dispatched.",
-            "If the turn is still queued, seal it again and enqueue it again with the new payload.",
+            "Before its intent abandon the turn, and enqueue it under another request id.",
             Retry.NO,
         ),
         Reason(
@@ -380,7 +380,7 @@ CAPS: Final = Group(
             "expiry-mismatch",
             (Code.CONFLICT,),
             "The grant's expiry is not the second that was reserved.",
-            "Mint the grant with exactly `expires_at_ms` of the reservation.",
+            "Mint with `wire_expires_at` of the reservation, confirm with its `expires_at_ms`.",
             Retry.NEW,
         ),
         Reason(

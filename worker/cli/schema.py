@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
     ) -> None:
-        """Print JSON Schema of every message."""
+        """Print JSON Schema of every message, or write the pages that are made from it."""
         from schemas.catalog import CATALOG
 
         if write is not None:
