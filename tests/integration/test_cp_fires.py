@@ -1,7 +1,9 @@
 """Fires, the wheel and the clock: hints are judged, and nothing ever expires early."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -418,3 +420,39 @@ async def test_nothing_is_decided_while_the_clock_is_uncertain(desk: Desk, space
         assert (await desk.status(waiting) or {})["state"] == "waiting"
         assert (await desk.resume(waiting))["outcome"] == "resumed"
         await desk.agree(waiting)
+
+
+async def test_the_wheel_and_a_fire_of_the_same_timer_take_turns(
+    desk: Desk, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they race for one revision, and the loser's batch is taken apart."""
+    async with serving(space) as replica:
+        settler = replica.plane._settler
+        attempts, go_on = [], asyncio.Event()
+        attempt = settler.attempt
+
+        async def held(target: Checkpoint, *rest: Any) -> Any:
+            attempts.append(target)
+            await go_on.wait()
+            return await attempt(target, *rest)
+
+        monkeypatch.setattr(settler, "attempt", held)
+        target, before = a_target(), fires("not-waiting") + fires("settled")
+        await desk.mint(target, in_ms=1_500)
+        pulled, wheel = replica.plane._pullers[desk.names.ept_stream], replica.plane._wheel
+        assert wheel is not None
+
+        async def both_at_it() -> bool:
+            return bool(attempts and pulled.busy and wheel._running)
+
+        await until(both_at_it)
+        assert attempts == [target]
+        go_on.set()
+        await desk.settled(target)
+
+        async def judged() -> bool:
+            return fires("not-waiting") + fires("settled") == before + 1
+
+        await until(judged)
+        assert attempts == [target]
+        await desk.agree(target)

@@ -118,11 +118,11 @@ def test_an_unproven_settlement_is_kept_until_its_fact_is_seen(index: Index) -> 
 def test_a_noted_timer_counts_for_its_generation_only(index: Index) -> None:
     index.apply(minted("a", 10), {}, 1)
     (row,) = index.find(Filter(), 1)
-    index.note_timer(row)
+    index.note_timers([row])
     assert index.find(Filter(), 1)[0].timer_known
     index.apply([WaitingSeen(target("a"), 2, 20, 3, 1)], {}, 2)
     assert not index.find(Filter(), 1)[0].timer_known
-    index.note_timer(row)
+    index.note_timers([row])
     assert not index.find(Filter(), 1)[0].timer_known, "an old generation's timer says nothing"
 
 

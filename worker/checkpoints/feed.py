@@ -176,9 +176,9 @@ class Feed:
         """Remember that a settlement's fact exists."""
         await self._run(self._it.prove, target)
 
-    async def note_timer(self, row: Pending) -> None:
-        """Remember that a timer was seen armed."""
-        await self._run(self._it.note_timer, row)
+    async def note_timers(self, rows: Sequence[Pending]) -> None:
+        """Remember that timers were seen armed."""
+        await self._run(self._it.note_timers, rows)
 
     async def audit(
         self, armed: AsyncIterator[Sequence[Checkpoint]], seen_before_ms: int, limit: int

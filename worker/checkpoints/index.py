@@ -160,13 +160,14 @@ class Index:
         ).fetchall()
         return [_pending(row) for row in rows]
 
-    def note_timer(self, row: Pending) -> None:
-        """Remember that the timer of a generation was seen armed."""
-        self._db.execute(
-            "UPDATE pending SET timer_known = 1"
-            " WHERE endpoint = ? AND token = ? AND generation = ?",
-            (row.target.endpoint, row.target.token, row.generation),
-        )
+    def note_timers(self, rows: Sequence[Pending]) -> None:
+        """Remember that the timers of these generations were seen armed."""
+        with transaction(self._db):
+            self._db.executemany(
+                "UPDATE pending SET timer_known = 1"
+                " WHERE endpoint = ? AND token = ? AND generation = ?",
+                [(row.target.endpoint, row.target.token, row.generation) for row in rows],
+            )
 
     def unproven(self, before_ms: int, limit: int) -> list[Checkpoint]:
         """Settled checkpoints whose fact has not been seen, older than an instant."""

@@ -37,6 +37,7 @@ from worker.errors import TidegateError
 from worker.queries import QueryHandler
 from worker.settings import Settings
 from worker.timers.fires import FireHandler
+from worker.timers.hands import Hands
 from worker.timers.requests import RequestHandler
 from worker.timers.wheel import Coordinate, Wheel
 from worker.timers.writer import TimerWriter
@@ -75,6 +76,7 @@ class CheckpointPlane:
         self._clock = BrokerClock(js, names.ept_stream, monotonic)
         self._directory = settings.data_dir / names.space
         self._waiters = Waiters()
+        self._hands = Hands()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._looked_at = -1
@@ -141,6 +143,7 @@ class CheckpointPlane:
             self._records.prove,
             self._expire_fired,
             self._settler.settled_lately,
+            self._hands,
         )
         configs = durable_configs(names, ack_wait_ms=settings.ack_wait_ms)
         self._pullers = {
@@ -335,8 +338,13 @@ class CheckpointPlane:
 
     async def _expire_coordinate(self, coordinate: Coordinate) -> None:
         """The wheel's settlement; what it cannot finish the fire or the sweep will."""
-        if not self._may_act():
-            return
+        async with self._hands.hold(coordinate.target):
+            if self._may_act() and not self._settler.settled_lately(
+                coordinate.target, coordinate.generation
+            ):
+                await self._expire_in_hand(coordinate)
+
+    async def _expire_in_hand(self, coordinate: Coordinate) -> None:
         cause = f"{self._cause}-wheel"
         try:
             if coordinate.own:

@@ -1,5 +1,6 @@
 """Repairing one checkpoint: the sweep does it to each, the verb ``repair`` to the one named."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from schemas import headers as h
@@ -15,6 +16,7 @@ from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
 from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context
+from worker.checkpoints.index import Pending
 from worker.checkpoints.looking import Whole, look, whole
 from worker.checkpoints.minting import coordinate
 from worker.checkpoints.records import Records, StatusAt, written_by
@@ -137,6 +139,17 @@ class Repairer:
             repairs.append("timer-cancelled")
         # Also where both are in order: a fact that contradicts the status must not pass unseen.
         await self._settler.finish(target, it.status, won=False, by="sweep")
+
+    async def waits_in_order(self, row: Pending) -> bool:
+        """Whether a checkpoint's timer stands and no settle fact exists: nothing to repair.
+
+        Two reads. Should its status say something else than the index, the index will hear of it.
+        """
+        stands, fact = await asyncio.gather(
+            self._timer_stands(row.target, row.generation, row.deadline_ms),
+            self._records.fact(row.target),
+        )
+        return stands and fact is None
 
     async def _timer_stands(self, target: Checkpoint, generation: int, deadline_ms: int) -> bool:
         """Whether a timer of this coordinate is armed, by us or by a foreign owner."""

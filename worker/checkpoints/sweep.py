@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from schemas import subjects
@@ -128,7 +129,10 @@ class Sweep:
             for row in rows:
                 self.offer(row)
             unsure = [row for row in rows if self._unsure(row, now_ms)]
-            await self._each(unsure, self._check_timer)
+            seen: list[Pending] = []
+            await self._each(unsure, partial(self._check_timer, seen))
+            if seen:
+                await self._feed.note_timers(seen)
 
     def _unsure(self, row: Pending, now_ms: int) -> bool:
         """Whether nobody here knows that the timer stands, and it is not just being armed."""
@@ -182,9 +186,10 @@ class Sweep:
             metrics.TIMERS_ASTRAY.labels(self._names.space, kind).set(len(found))
         await self._each([*missing, *left], self._repair_target)
 
-    async def _check_timer(self, row: Pending) -> None:
-        await self._repairer.repair(row.target, self._cause)
-        await self._feed.note_timer(row)
+    async def _check_timer(self, seen: list[Pending], row: Pending) -> None:
+        if not await self._repairer.waits_in_order(row):
+            await self._repairer.repair(row.target, self._cause)
+        seen.append(row)
 
     async def _repair(self, row: Pending) -> None:
         await self._repairer.repair(row.target, self._cause)

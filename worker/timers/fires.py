@@ -17,6 +17,7 @@ from worker import logs, metrics
 from worker.bus.errors import BusError
 from worker.bus.pull import Delivery
 from worker.errors import TidegateError
+from worker.timers.hands import Hands
 from worker.timers.wheel import LowerClock
 from worker.timers.writer import Prove
 
@@ -38,6 +39,7 @@ class FireHandler:
         prove: Reads a status at the leader.
         expire: Settles a due checkpoint by compare-and-set.
         settled_lately: Whether this worker has just settled that generation, which saves a read.
+        hands: Which checkpoints this worker is settling just now.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class FireHandler:
         prove: Prove,
         expire: Expire,
         settled_lately: Callable[[Checkpoint, int], bool],
+        hands: Hands,
     ) -> None:
         self._names = names
         self._clock = clock
         self._prove = prove
         self._expire = expire
         self._settled_lately = settled_lately
+        self._hands = hands
 
     async def handle(self, delivery: Delivery) -> None:
         """Judge one fired message and settle what is due.
@@ -99,6 +103,10 @@ class FireHandler:
         if body.timerId != timer.token:
             return "forged", 0
         target = Checkpoint(timer.endpoint, timer.token)
+        async with self._hands.hold(target):
+            return await self._judge_target(target, body)
+
+    async def _judge_target(self, target: Checkpoint, body: TimerBody) -> tuple[str, int]:
         if self._settled_lately(target, body.generation):
             return "not-waiting", 0
         proof = await self._prove(target)
