@@ -140,9 +140,10 @@ class Guard:
         self._created = {stream: seen.created for stream, seen in now.items()}
         self._noted = now
         await self._thread.run(self._it.note, [], now, int(self._clock.lower_ms()))
-        if back:
+        if self.regressed:
+            # Also what was not mended, if it has come back: a deposed leader may have told of it.
+            log.warning("streams_mended", space=self._names.space, streams=list(self.regressed))
             self.regressed = ()
-            log.warning("streams_mended", space=self._names.space, streams=back)
 
     async def flush(self) -> None:
         """Write what is pending."""
