@@ -156,8 +156,10 @@ async def go_away_at_random(space: Space, count: int, seed: int) -> Counter[str]
     at_once, persons = 100, 20
 
     async def one(client: Client, number: int) -> None:
+        # A few are let finish, however slow the machine.
+        limit_s = 10 if number % 50 < 2 else chance.uniform(0.001, 0.06)
         try:
-            async with asyncio.timeout(chance.uniform(0.001, 0.06)):
+            async with asyncio.timeout(limit_s):
                 if number % 2:
                     await client.cap.stop(f"user-{number % persons}")
                 else:
@@ -174,7 +176,7 @@ async def go_away_at_random(space: Space, count: int, seed: int) -> Counter[str]
     async with proxy_to(space.server.port) as proxy:
         options = ConnectOptions((proxy.url,))
         for start in range(0, count, at_once):
-            client = Client(options, space.client().speaker, space.names.space, timeout_ms=2_000)
+            client = Client(options, space.client().speaker, space.names.space, timeout_ms=10_000)
             async with client:
                 batch = [one(client, number) for number in range(start, start + at_once)]
                 calls = [asyncio.create_task(call) for call in batch]
