@@ -192,6 +192,10 @@ def test_without_as_the_broker_user_speaks(space: Space, tmp_path: Path) -> None
     env = space_environment(space, data_dir=tmp_path / "user")
     named = command(["cp", "list", "--timeout", "300ms"], env)
     assert "made an identity for worker" in named.stderr
-    env["TIDEGATE_PRINCIPAL"] = "_op"
+    env["TIDEGATE_PRINCIPAL"] = "maria"
     set_ = command(["cp", "list", "--timeout", "300ms"], env)
-    assert "made an identity for _op" in set_.stderr
+    assert "made an identity for maria" in set_.stderr
+    env["TIDEGATE_PRINCIPAL"] = "_op"
+    reserved = command(["cp", "list", "--timeout", "300ms"], env)
+    assert "made an identity" not in reserved.stderr
+    assert not list((tmp_path / "user").rglob("_op*"))
