@@ -12,6 +12,7 @@ from schemas.subjects import Speaker
 from worker.bench import folds, ground
 from worker.bench.folds import Made, Script
 from worker.bench.ground import BenchError, Ground, Say, percentile, pipeline
+from worker.bench.load import measured
 from worker.bus.jetstream import JetStream
 from worker.client import Client
 from worker.connector import Connector
@@ -44,7 +45,7 @@ async def run(count: int, say: Say) -> JsonObject:
     figures: JsonObject = {}
     for name, always in (("always", True), ("default", False)):
         async with Ground.prepared(sync_always=always) as place, place.jetstream() as js:
-            figures[name] = await _mode(place, js, count, _saying(say, name))
+            figures[name] = await _mode(place, js, count, ground.saying(say, name))
             if not always:
                 say("folding and replaying that log without a broker's answers")
                 figures["fold"] = await _fold(place, js, count)
@@ -60,10 +61,6 @@ async def run(count: int, say: Say) -> JsonObject:
     }
 
 
-def _saying(say: Say, mode: str) -> Say:
-    return lambda what: say(f"{mode}: {what}")
-
-
 async def _mode(place: Ground, js: JetStream, count: int, say: Say) -> JsonObject:
     say("the raw broker")
     raw = await ground.ceilings(js, count)
@@ -73,35 +70,43 @@ async def _mode(place: Ground, js: JetStream, count: int, say: Say) -> JsonObjec
         place.client("bench") as client,
         Connector(client) as connector,
     ):
-        await operator.adm.claim_policy(1, max_active_turns=SEATS, max_concurrent_starts=SEATS)
-        await pipeline(SEATS, lambda n: _turn(connector, f"warm-{n}"))
+        await open_seats(operator)
+        await pipeline(SEATS, lambda n: turn(connector, f"warm-{n}"))
         say(f"{count} turns from enqueue to completed, {ground.IN_FLIGHT} in flight")
-        turns = await pipeline(count, lambda n: _turn(connector, f"t{n}"))
+        turns = await measured(place, count, lambda n: turn(connector, f"t{n}"))
         few = max(50, count // 10)
         say("seats, one at a time")
         seated = [await _seat(connector, f"s{n}") for n in range(few)]
         await operator.adm.drain(0)
         say(f"enqueueing {count} turns, {ground.IN_FLIGHT} in flight")
-        queued = await pipeline(count, lambda n: _enqueue(client, f"q{n}"))
+        queued = await measured(place, count, lambda n: enqueue(client, f"q{n}"))
     await place.stop_worker()
     return {
         "raw_publish_per_s": round(raw.publish_per_s, 1),
         "raw_cas_per_s": round(raw.cas_per_s, 1),
-        "turns_per_s": round(turns.per_s, 1),
-        "turns_commands_to_raw_publish": round(5 * turns.per_s / raw.publish_per_s, 3),
-        "enqueued_per_s": round(queued.per_s, 1),
-        "enqueued_to_raw_publish": round(queued.per_s / raw.publish_per_s, 3),
+        "turns_per_s": turns.per_s,
+        "turns_bound": turns.bound(),
+        "turns_commands_to_raw_publish": round(5 * turns.rate.per_s / raw.publish_per_s, 3),
+        "enqueued_per_s": queued.per_s,
+        "enqueued_bound": queued.bound(),
+        "enqueued_to_raw_publish": round(queued.rate.per_s / raw.publish_per_s, 3),
         "grant_p50_ms": round(percentile(seated, 50), 2),
         "grant_p99_ms": round(percentile(seated, 99), 2),
     }
 
 
-async def _turn(connector: Connector, request_id: str) -> None:
-    async with connector.turn(request_id, **_fields(request_id)) as turn:
-        await turn.start()
-        await turn.intent(channel="http")
-        await turn.active()
-        await turn.complete()
+async def open_seats(operator: Client) -> None:
+    """Let as many turns be active as there are callers."""
+    await operator.adm.claim_policy(1, max_active_turns=SEATS, max_concurrent_starts=SEATS)
+
+
+async def turn(connector: Connector, request_id: str) -> None:
+    """One whole turn: enqueued, seated, started, intended, active, completed."""
+    async with connector.turn(request_id, **_fields(request_id)) as one:
+        await one.start()
+        await one.intent(channel="http")
+        await one.active()
+        await one.complete()
 
 
 async def _seat(connector: Connector, request_id: str) -> float:
@@ -111,7 +116,8 @@ async def _seat(connector: Connector, request_id: str) -> float:
         return (time.perf_counter() - started) * 1000
 
 
-async def _enqueue(client: Client, request_id: str) -> None:
+async def enqueue(client: Client, request_id: str) -> None:
+    """Let one turn queue."""
     await client.adm.enqueue(request_id, **_fields(request_id))
 
 
@@ -152,33 +158,34 @@ async def _decisions(place: Ground) -> JsonObject:
     found: JsonObject = {}
     for queued in QUEUED:
         path = place.folder / "decisions" / f"{queued}.db"
-        found[str(queued)] = _decide(path, place.names, queued)
+        found[str(queued)] = decide(path, place.names, queued)
     least, most = found[str(QUEUED[0])], found[str(QUEUED[-1])]
     found["ratio_instructions"] = round(most["instructions"] / least["instructions"], 3)
     found["ratio_us"] = round(most["us"] / least["us"], 3)
     return found
 
 
-def _decide(path: Path, names: Names, queued: int) -> JsonObject:
+def decide(path: Path, names: Names, queued: int) -> JsonObject:
+    """What one decision costs behind a queue, folded into a file of its own."""
     db = store.open_ledger(path, names, PLANES)
     try:
         fold = Fold(db, names, PLANES)
-        commands = _queue_and_decide(names, queued)
-        _apply(fold, commands[:-DECISIONS], folds.BATCH)
-        half = DECISIONS // 2
+        half = min(DECISIONS, queued - 2) // 2
+        commands = _queue_and_decide(names, queued, 2 * half)
+        _apply(fold, commands[: -2 * half], folds.BATCH)
         started = time.perf_counter()
-        _apply(fold, commands[-DECISIONS:-half], half)
+        _apply(fold, commands[-2 * half : -half], half)
         took_s = time.perf_counter() - started
         instructions = _count(db, lambda: _apply(fold, commands[-half:], half))
         ((admissions,),) = db.execute("SELECT admissions FROM adm_limits").fetchall()
     finally:
         db.close()
-    if admissions != DECISIONS + 1:
-        raise BenchError(f"{admissions} turns were admitted, not {DECISIONS + 1}")
+    if admissions != 2 * half + 1:
+        raise BenchError(f"{admissions} turns were admitted, not {2 * half + 1}")
     return {"us": round(took_s / half * 1e6, 1), "instructions": instructions // half}
 
 
-def _queue_and_decide(names: Names, queued: int) -> Sequence[Made]:
+def _queue_and_decide(names: Names, queued: int, decisions: int) -> Sequence[Made]:
     """A queue, one seat, and turns that each give it to the next one by ending."""
     script = Script(names)
     script.add(OPERATOR, "drain", at_ms=BEGAN_MS, body={"to": 0})
@@ -194,7 +201,7 @@ def _queue_and_decide(names: Names, queued: int) -> Sequence[Made]:
         script.add(CONNECTOR, "enqueue", f"r{number:06d}", at_ms=at_ms, body=fields)
     at_ms = BEGAN_MS + queued // 10
     seq = script.add(OPERATOR, "drain", at_ms=at_ms, body={"to": 1})
-    for number in range(DECISIONS):
+    for number in range(decisions):
         fence = {"lease_id": f"1-{seq}-{number + 1}", "generation": 1, "outcome": "failed"}
         seq = script.add(CONNECTOR, "abandon", f"r{number:06d}", at_ms=at_ms, body=fence)
     return script.messages

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import sqlite3
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -18,61 +16,26 @@ from schemas import headers, strict_json, subjects
 from schemas.names import Names
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from worker.bench import ground
+from worker.bench import folds, ground
 from worker.bench.ground import BenchError, Ground, Rate, Say, percentile, pipeline, timed
+from worker.bench.load import Load, cores, measured
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import StoredMessage
-from worker.bus.reader import LogReader
 from worker.client import Client
 from worker.ledger import store
 from worker.ledger.database import Database
+from worker.ledger.fold import LogMessage
 from worker.planes import PLANES
 
 FAR_MS: Final = 3_600_000
 KEY: Final = "key-of-this-benchmark"
 CAP: Final = 10
-BATCH: Final = 1_000
-"""Commands of one transaction, as the worker folds them."""
-
-BUSY: Final = 0.8
-"""Share of a core, or of all cores, from which on it is what bounds a figure."""
-
 RESULT: Final = b"r" * 400
 """About the size of a result."""
 
 IN_FLIGHT: Final = 256
 """Callers at once; fewer would all wait for the same batch and leave the pipeline half empty."""
 
-NEVER_SAID: Final = 2**62
 WARM_UP: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A rate, and what it took.
-
-    Attributes:
-        rate: How fast.
-        cores: Processor seconds a second, by process.
-        commits_per_s: The worker's transactions.
-    """
-
-    rate: Rate
-    cores: Mapping[str, float]
-    commits_per_s: float
-
-    def bound(self) -> str:
-        """What kept it from being faster."""
-        busiest = max(self.cores, key=lambda name: self.cores[name])
-        total, machine = sum(self.cores.values()), os.cpu_count() or 1
-        if total >= BUSY * machine:
-            return f"the machine's {machine} cores ({self._shares()})"
-        if self.cores[busiest] >= BUSY:
-            return f"one core of the {busiest} ({self._shares()})"
-        return f"waiting for synced writes and for answers ({self._shares()} of {machine} cores)"
-
-    def _shares(self) -> str:
-        return ", ".join(f"{name} {used:.2f}" for name, used in self.cores.items())
 
 
 async def run(count: int, say: Say) -> JsonObject:
@@ -88,7 +51,7 @@ async def run(count: int, say: Say) -> JsonObject:
     modes: JsonObject = {}
     for name, always in (("always", True), ("default", False)):
         async with Ground.prepared(sync_always=always) as place, place.jetstream() as js:
-            modes[name] = await _mode(place, js, count, _saying(say, name))
+            modes[name] = await _mode(place, js, count, ground.saying(say, name))
             if not always:
                 say("folding and replaying the log without a broker's answers")
                 modes["fold"] = await _fold(place, js)
@@ -102,10 +65,6 @@ async def run(count: int, say: Say) -> JsonObject:
     }
 
 
-def _saying(say: Say, mode: str) -> Say:
-    return lambda what: say(f"{mode}: {what}")
-
-
 async def _mode(place: Ground, js: JetStream, count: int, say: Say) -> JsonObject:
     say("the raw broker")
     raw = await ground.ceilings(js, count)
@@ -117,11 +76,15 @@ async def _mode(place: Ground, js: JetStream, count: int, say: Say) -> JsonObjec
         expiry = _in(FAR_MS)
         await pipeline(WARM_UP, lambda n: _pair(client, f"warm-{n}", expiry))
         say(f"reserving and confirming {count} caps, {IN_FLIGHT} in flight")
-        pairs = await _load(place, metrics, count, lambda n: _pair(client, f"a{n}", expiry))
-        say(f"authorizing {count} times, {IN_FLIGHT} in flight")
-        authorized = await _load(
-            place, metrics, count, lambda n: _authorize(client, f"a{n}", expiry, "")
+        pairs = await measured(
+            place, count, lambda n: _pair(client, f"a{n}", expiry), in_flight=IN_FLIGHT
         )
+        say(f"authorizing {count} times, {IN_FLIGHT} in flight")
+        commits = await metrics.commits()
+        authorized = await measured(
+            place, count, lambda n: _authorize(client, f"a{n}", expiry, ""), in_flight=IN_FLIGHT
+        )
+        commits = await metrics.commits() - commits
         few = min(count, max(100, count // 10))
         say("authorizing one at a time, and stopping")
         took = await timed(few, lambda n: _authorize(client, f"a{n}", expiry, ""))
@@ -138,7 +101,7 @@ async def _mode(place: Ground, js: JetStream, count: int, say: Say) -> JsonObjec
         "authorize_per_s": round(authorized.rate.per_s, 1),
         "authorize_to_raw_publish": round(authorized.rate.per_s / raw.publish_per_s, 3),
         "authorize_bound": authorized.bound(),
-        "commits_per_s": round(authorized.commits_per_s, 1),
+        "commits_per_s": round(commits * authorized.rate.per_s / count, 1),
         "authorize_p50_ms": round(percentile(took, 50), 2),
         "authorize_p99_ms": round(percentile(took, 99), 2),
         "stop_to_refusal_p50_ms": round(percentile(stopped, 50), 2),
@@ -166,22 +129,6 @@ async def _stop_and_ask(client: Client, user: str, expiry: int) -> None:
     await asyncio.sleep(0)  # the Stop leaves first
     await _authorize(client, user, expiry, "stopped")
     await stopping
-
-
-async def _load(
-    place: Ground, metrics: "_Metrics", count: int, work: Callable[[int], Awaitable[object]]
-) -> Load:
-    before, commits = place.processor_s(), await metrics.commits()
-    rate = await pipeline(count, work, in_flight=IN_FLIGHT)
-    took_s = rate.count / rate.per_s
-    cores = _cores(before, place.processor_s(), took_s)
-    return Load(rate, cores, (await metrics.commits() - commits) / took_s)
-
-
-def _cores(
-    before: Mapping[str, float], after: Mapping[str, float], took_s: float
-) -> dict[str, float]:
-    return {name: (used - before.get(name, 0.0)) / took_s for name, used in after.items()}
 
 
 async def _results_one_by_one(js: JetStream, count: int) -> Rate:
@@ -222,7 +169,7 @@ async def _drain(place: Ground, js: JetStream, count: int) -> Load:
         raise BenchError("nothing was drained")
     took_s = last.time_ns / 1e9 - opened_s
     await place.stop_worker()
-    return Load(Rate(len(commands), len(commands) / took_s), _cores(before, cpu, took_s), 0.0)
+    return Load(Rate(len(commands), len(commands) / took_s), cores(before, cpu, took_s))
 
 
 def _story(names: Names, count: int) -> list[tuple[str, bytes, str]]:
@@ -253,9 +200,9 @@ def _opened_s(log: Sequence[JsonObject]) -> float:
 async def _fold(place: Ground, js: JetStream) -> JsonObject:
     """Fold the whole log again: said and replayed, and its rows by plain SQLite."""
     folder, names = place.folder / "fold", place.names
-    log = await _read(js, names)
-    said = await _fold_said(folder / "said.db", names, log)
-    replayed = await _replay(folder / "replayed.db", names, js, len(log))
+    log = await folds.read_log(js, names)
+    (said,) = await folds.fold(folder / "said.db", names, log)
+    replayed = await folds.replay(folder / "replayed.db", names, js)
     reserves = [message for message in log if ".cap.reserve." in message.subject]
     rows = await _rows(folder / "rows.db", names, log)
     plain = await asyncio.to_thread(_plain, folder / "plain.db", names, rows)
@@ -270,72 +217,16 @@ async def _fold(place: Ground, js: JetStream) -> JsonObject:
     }
 
 
-async def _read(js: JetStream, names: Names) -> list[StoredMessage]:
-    last = (await js.stream_info(names.log_stream)).last_seq
-    reader = await LogReader.open(js, names.log_stream, 1)
-    log: list[StoredMessage] = []
-    try:
-        while len(log) < last:
-            log.extend(await reader.next_batch(BATCH, 1_000))
-    finally:
-        await reader.close()
-    return log
-
-
-async def _fold_said(path: Path, names: Names, log: Sequence[StoredMessage]) -> Rate:
-    """Fold with an outbox whose rows are dropped with the next batch, as the worker does."""
-    database = await Database.open(path, names, PLANES)
-
-    def fold() -> None:
-        said: list[int] = []
-        for start in range(0, len(log), BATCH):
-            batch = database.fold.apply_batch(log[start : start + BATCH], said=said)
-            said = [row.id for row in batch.rows]
-
-    try:
-        started = time.perf_counter()
-        await database.run(fold)
-        return Rate(len(log), len(log) / (time.perf_counter() - started))
-    finally:
-        await database.close()
-
-
-async def _replay(path: Path, names: Names, js: JetStream, count: int) -> Rate:
-    """Read the log from the broker and fold it, overlapping, too old to be said to anyone."""
-    database = await Database.open(path, names, PLANES)
-    reader = await LogReader.open(js, names.log_stream, 1)
-    folding: asyncio.Task[object] | None = None
-    folded = 0
-    try:
-        started = time.perf_counter()
-        while folded < count:
-            messages = await reader.next_batch(BATCH, 1_000)
-            folded += len(messages)
-            if folding is not None:
-                await folding
-            folding = asyncio.create_task(_apply(database, messages))
-        if folding is not None:
-            await folding
-        return Rate(count, count / (time.perf_counter() - started))
-    finally:
-        await reader.close()
-        await database.close()
-
-
-async def _apply(database: Database, messages: Sequence[StoredMessage]) -> None:
-    await database.run(lambda: database.fold.apply_batch(messages, say_from_ms=NEVER_SAID))
-
-
 Rows = list[list[tuple[str, tuple[object, ...]]]]
 """Of each reservation: statement and values of every row it wrote."""
 
 
-async def _rows(path: Path, names: Names, log: Sequence[StoredMessage]) -> Rows:
+async def _rows(path: Path, names: Names, log: Sequence[LogMessage]) -> Rows:
     """The rows that the first batch's reservations wrote, read back."""
     until = next((n for n, m in enumerate(log) if ".cap.confirm." in m.subject), len(log))
     database = await Database.open(path, names, PLANES)
     try:
-        first = log[: min(until, 2 * BATCH)]
+        first = log[: min(until, 2 * folds.BATCH)]
         await database.run(lambda: database.fold.apply_batch(first))
         return await database.read(lambda db, _: _by_reservation(db))
     finally:

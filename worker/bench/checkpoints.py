@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 from schemas import subjects
 from schemas.records import SettleFact, TimerBody
 from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint, Timer
 from worker.bench import ground
-from worker.bench.ground import Ground, Say, percentile, pipeline, timed
+from worker.bench.ground import Ground, Say, percentile, pipeline, soon_ms, spread, timed
+from worker.bench.load import measured
 from worker.bus.errors import MessageAbsent
 from worker.bus.jetstream import JetStream
 from worker.client import Client
@@ -39,21 +39,21 @@ async def run(count: int, say: Say) -> JsonObject:
         idle_mb = place.worker_memory_mb()
         async with place.client("bench") as client:
             say(f"minting and settling {count} checkpoints, {ground.IN_FLIGHT} in flight")
-            minted = await pipeline(count, lambda n: _mint(client, f"m{n}", _in(FAR_MS)))
+            minted = await measured(place, count, lambda n: _mint(client, f"m{n}", soon_ms(FAR_MS)))
             armed = await _arm_foreign(js, place, client, count)
-            settled = await pipeline(count, lambda n: client.cp.resume(ENDPOINT, f"m{n}"))
+            settled = await measured(place, count, lambda n: client.cp.resume(ENDPOINT, f"m{n}"))
             say("measuring the latency of one settlement at a time")
             few = max(50, count // 10)
-            await pipeline(few, lambda n: _mint(client, f"l{n}", _in(FAR_MS)))
+            await pipeline(few, lambda n: _mint(client, f"l{n}", soon_ms(FAR_MS)))
             took = await timed(few, lambda n: client.cp.resume(ENDPOINT, f"l{n}"))
             say("measuring how late deadlines expire, through the wheel")
-            wheel = await _lateness(js, place, client, "w", few)
+            wheel = await lateness(js, place, client, "w", few)
         busy_mb = place.worker_memory_mb()
         await place.stop_worker()
         say("measuring how late deadlines expire, through the broker alone")
         await place.start_worker(wheel="false")
         async with place.client("bench") as client:
-            broker = await _lateness(js, place, client, "b", few)
+            broker = await lateness(js, place, client, "b", few)
     return {
         "v": 1,
         "bench": "checkpoints",
@@ -61,16 +61,19 @@ async def run(count: int, say: Say) -> JsonObject:
         "in_flight": ground.IN_FLIGHT,
         "sync": "always",
         "machine": ground.machine(),
-        "minted_per_s": round(minted.per_s, 1),
+        "minted_per_s": minted.per_s,
+        "minted_to_raw_cas": round(minted.rate.per_s / raw.cas_per_s, 3),
+        "minted_bound": minted.bound(),
         "armed_per_s": round(armed, 1),
-        "settled_per_s": round(settled.per_s, 1),
+        "settled_per_s": settled.per_s,
+        "settled_bound": settled.bound(),
         "settle_p50_ms": round(percentile(took, 50), 2),
         "settle_p99_ms": round(percentile(took, 99), 2),
-        "lateness_wheel": _spread(wheel),
-        "lateness_broker": _spread(broker),
+        "lateness_wheel": spread(wheel),
+        "lateness_broker": spread(broker),
         "raw_publish_per_s": round(raw.publish_per_s, 1),
         "raw_cas_per_s": round(raw.cas_per_s, 1),
-        "settled_to_raw_cas": round(settled.per_s / raw.cas_per_s, 3),
+        "settled_to_raw_cas": round(settled.rate.per_s / raw.cas_per_s, 3),
         "worker_idle_mb": round(idle_mb, 1),
         "worker_busy_mb": round(busy_mb, 1),
     }
@@ -107,11 +110,11 @@ async def _arm_foreign(js: JetStream, place: Ground, client: Client, count: int)
         await asyncio.sleep(0.01)
 
 
-async def _lateness(
+async def lateness(
     js: JetStream, place: Ground, client: Client, prefix: str, count: int
 ) -> list[float]:
     """Milliseconds from each deadline to its settle fact, both by the broker's clock."""
-    base_ms = _in(LEAD_MS)
+    base_ms = soon_ms(LEAD_MS)
     deadlines = {f"{prefix}{n}": base_ms + n * SPREAD_MS // count for n in range(count)}
     await asyncio.gather(*(_mint(client, token, at) for token, at in deadlines.items()))
     late = []
@@ -126,18 +129,3 @@ async def _lateness(
         if fact.settle != "expired" or fact.ts < deadline_ms:
             raise ground.BenchError("a checkpoint settled before its deadline")
     return late
-
-
-def _spread(values: Sequence[float]) -> JsonObject:
-    return {
-        "count": len(values),
-        "min_ms": round(min(values), 2),
-        "p50_ms": round(percentile(values, 50), 2),
-        "p99_ms": round(percentile(values, 99), 2),
-        "max_ms": round(max(values), 2),
-    }
-
-
-def _in(wait_ms: int) -> int:
-    """A deadline so far from now; the broker runs on this machine, so its clock is ours."""
-    return time.time_ns() // 1_000_000 + wait_ms

@@ -14,6 +14,7 @@ from schemas.subjects import Speaker
 from worker.bench.ground import Rate
 from worker.bus.jetstream import JetStream
 from worker.bus.reader import LogReader
+from worker.ledger import replay as replaying
 from worker.ledger.database import Database
 from worker.ledger.fold import LogMessage
 from worker.planes import PLANES
@@ -104,26 +105,6 @@ async def fold(path: Path, names: Names, *parts: Sequence[LogMessage]) -> list[R
 
 async def replay(path: Path, names: Names, js: JetStream) -> Rate:
     """Read the log from the broker and fold it, overlapping, too old to be said to anyone."""
-    count = (await js.stream_info(names.log_stream)).last_seq
-    database = await Database.open(path, names, PLANES)
-    reader = await LogReader.open(js, names.log_stream, 1)
-    folding: asyncio.Task[object] | None = None
-    folded = 0
-    try:
-        started = time.perf_counter()
-        while folded < count:
-            messages = await reader.next_batch(BATCH, 1_000)
-            folded += len(messages)
-            if folding is not None:
-                await folding
-            folding = asyncio.create_task(_apply(database, messages))
-        if folding is not None:
-            await folding
-        return Rate(count, count / (time.perf_counter() - started))
-    finally:
-        await reader.close()
-        await database.close()
-
-
-async def _apply(database: Database, messages: Sequence[LogMessage]) -> None:
-    await database.run(lambda: database.fold.apply_batch(messages, say_from_ms=NEVER_SAID))
+    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    done = await replaying.replay(js, names, PLANES, path)
+    return Rate(done.folded, done.folded * 1000 / max(1, done.took_ms))

@@ -34,7 +34,7 @@ from worker.spaces import create_space
 
 SPACE: Final = "bench"
 IN_FLIGHT: Final = 64
-READY_S: Final = 20.0
+READY_S: Final = 60.0
 PAYLOAD: Final = b"x" * 160
 """About the size of a status record."""
 
@@ -74,6 +74,7 @@ class Ground:
         self._password = secrets.token_urlsafe(24)
         self._server: EmbeddedServer | None = None
         self._worker: asyncio.subprocess.Process | None = None
+        self._replicas: list[asyncio.subprocess.Process] = []
         self._lives: dict[str, Speaker] = {}
 
     @classmethod
@@ -86,6 +87,7 @@ class Ground:
             await ground._set_up()
             yield ground
         finally:
+            await ground.stop_replicas()
             await ground.stop_worker()
             if ground._server is not None:
                 await ground._server.stop()
@@ -131,51 +133,96 @@ class Ground:
         Raises:
             BenchError: It did not get ready.
         """
-        with (self.folder / "worker.log").open("ab") as log:
-            self._worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "worker.cli.main", "run"),
-                env=self._environment(settings),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._worker = await self._spawn("worker", settings)
         until = time.monotonic() + READY_S
         async with self.client("_op-bench") as client:
             while time.monotonic() < until and self._worker.returncode is None:
                 if await _is_ready(client):
                     return
                 await asyncio.sleep(0.05)
-        said = (self.folder / "worker.log").read_text(errors="replace")[-2000:]
-        raise BenchError(f"the worker did not get ready: {said}")
+        raise BenchError(f"the worker did not get ready: {self._last_words('worker')}")
 
     async def stop_worker(self) -> None:
         """End the worker process."""
         worker, self._worker = self._worker, None
-        if worker is not None and worker.returncode is None:
-            worker.terminate()
-            await worker.wait()
+        if worker is not None:
+            await _end(worker)
+
+    async def start_replicas(self, count: int, **settings: object) -> None:
+        """Start more workers of the same space, each with a data directory of its own.
+
+        Raises:
+            BenchError: One did not get ready.
+        """
+        for number in range(count):
+            name = f"replica-{number}"
+            own = {"data_dir": self.folder / name, **settings}
+            replica = await self._spawn(name, own)
+            self._replicas.append(replica)
+            until = time.monotonic() + READY_S
+            while not self._says_ready(name):
+                if time.monotonic() > until or replica.returncode is not None:
+                    raise BenchError(f"a replica did not get ready: {self._last_words(name)}")
+                await asyncio.sleep(0.05)
+
+    async def stop_replicas(self) -> None:
+        """End all the workers besides the first."""
+        replicas, self._replicas = self._replicas, []
+        for number, replica in enumerate(replicas):
+            await _end(replica)
+            (self.folder / f"replica-{number}.log").unlink()
+            shutil.rmtree(self.folder / f"replica-{number}", ignore_errors=True)
 
     def worker_memory_mb(self) -> float:
         """Resident memory of the worker process."""
         if self._worker is None:
             raise BenchError("no worker runs")
-        status = Path(f"/proc/{self._worker.pid}/status").read_text()
-        kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(kib) / 1024
+        return _resident_mb(self._worker.pid)
+
+    def broker_memory_mb(self) -> float:
+        """Resident memory of the broker process."""
+        if self._server is None:
+            raise BenchError("the broker was not started")
+        return _resident_mb(self._server.pid)
+
+    def store_mb(self) -> float:
+        """What the broker's store takes on the disk."""
+        files = (self.folder / "broker" / "store").rglob("*")
+        return sum(_allocated(path) for path in files) / 2**20
 
     def processor_s(self) -> dict[str, float]:
-        """Processor seconds used so far: by this process, the worker and the broker."""
+        """Processor seconds used so far: by this process, the workers and the broker."""
         used = {"bench": time.process_time()}
         if self._worker is not None:
-            used["worker"] = _processor_s(self._worker.pid)
+            workers = [self._worker, *self._replicas]
+            used["worker"] = sum(_processor_s(worker.pid) for worker in workers)
         if self._server is not None:
             used["broker"] = _processor_s(self._server.pid)
         return used
 
     def worker_log(self) -> list[JsonObject]:
         """Every event the worker has logged so far, over all its starts."""
-        lines = (self.folder / "worker.log").read_text(errors="replace").splitlines()
+        lines = self._said("worker").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
+
+    async def _spawn(self, name: str, settings: Mapping[str, object]) -> asyncio.subprocess.Process:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "worker.cli.main", "run"),
+                env=self._environment(settings),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _says_ready(self, name: str) -> bool:
+        return '"worker_ready"' in self._said(name)
+
+    def _last_words(self, name: str) -> str:
+        return self._said(name)[-2000:]
+
+    def _said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
 
     async def _set_up(self) -> None:
         text = conf.embedded(
@@ -287,6 +334,46 @@ def machine() -> JsonObject:
         "machine": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def saying(say: Say, about: str) -> Say:
+    """Says the same with what it is about in front."""
+    return lambda what: say(f"{about}: {what}")
+
+
+def spread(values: Sequence[float]) -> JsonObject:
+    """Count, least, median, 99th percentile and greatest of durations in milliseconds."""
+    return {
+        "count": len(values),
+        "min_ms": round(min(values), 2),
+        "p50_ms": round(percentile(values, 50), 2),
+        "p99_ms": round(percentile(values, 99), 2),
+        "max_ms": round(max(values), 2),
+    }
+
+
+def soon_ms(wait_ms: int) -> int:
+    """A deadline so far from now; the broker runs on this machine, so its clock is ours."""
+    return time.time_ns() // 1_000_000 + wait_ms
+
+
+def _resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(kib) / 1024
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0  # the broker removes files of its own accord
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        await process.wait()
 
 
 def _processor_s(pid: int) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from schemas.strict_json import JsonObject
+from worker.bench import text
 from worker.cli import common
 from worker.cli.common import JsonFlag
 
@@ -28,7 +29,7 @@ def checkpoints(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     from worker.bench import checkpoints as bench
 
     figures = _measure(bench.run(count, common.say))
-    common.emit(figures, as_json, _checkpoints_text(figures))
+    common.emit(figures, as_json, text.checkpoints(figures))
 
 
 @app.command()
@@ -40,7 +41,7 @@ def caps(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     from worker.bench import caps as bench
 
     figures = _measure(bench.run(count, common.say))
-    common.emit(figures, as_json, _caps_text(figures))
+    common.emit(figures, as_json, text.caps(figures))
 
 
 @app.command()
@@ -49,7 +50,107 @@ def admission(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     from worker.bench import admission as bench
 
     figures = _measure(bench.run(count, common.say))
-    common.emit(figures, as_json, _admission_text(figures))
+    common.emit(figures, as_json, text.admission(figures))
+
+
+@app.command()
+def timers(
+    pending: Annotated[
+        int,
+        typer.Option(
+            "--pending", min=100, max=10_000_000, help="How many wait at once.", metavar="N"
+        ),
+    ] = 10_000,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            min=1,
+            help="How many fall due a second; by default half of what settles in this run.",
+            metavar="PER_S",
+        ),
+    ] = None,
+    lead: Annotated[
+        float | None,
+        typer.Option(
+            "--lead",
+            min=1,
+            help="Seconds from the first mint to the first deadline; by default foreseen.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight", min=1, max=4_096, help="Commands under way at once.", metavar="N"
+        ),
+    ] = 64,
+    minters: Annotated[
+        int,
+        typer.Option("--minters", min=1, max=16, help="How many workers mint.", metavar="N"),
+    ] = 1,
+    stop_after: Annotated[
+        float | None,
+        typer.Option(
+            "--stop-after",
+            min=1,
+            help="Seconds after the first deadline to look; by default until all have expired.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """How many deadlines can wait, and how late they expire.
+
+    And what each takes of memory and disk.
+    """
+    from worker.bench import timers as bench
+
+    work = bench.run(
+        pending, rate, lead, common.say, in_flight=in_flight, minters=minters, for_s=stop_after
+    )
+    figures = _measure(work)
+    common.emit(figures, as_json, text.timers(figures))
+
+
+@app.command("all")
+def everything(
+    count: CountOption = 2_000,
+    max_timers: Annotated[
+        int,
+        typer.Option(
+            "--max-timers",
+            min=1_000,
+            max=10_000_000,
+            help="Most deadlines pending at once; a million takes more than an hour.",
+            metavar="N",
+        ),
+    ] = 10_000,
+    max_turns: Annotated[
+        int,
+        typer.Option(
+            "--max-turns", min=100, max=1_000_000, help="Most turns queued at once.", metavar="N"
+        ),
+    ] = 100_000,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Also let other tools do the same work, in environments of their own.",
+            show_default=False,
+        ),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Every bench, scaling curves, and the same work by others.
+
+    Others (DBOS, Procrastinate, APScheduler, taskiq-nats) are installed with pip into the user's
+    cache; what cannot be is left out with the reason.
+    """
+    from worker.bench import everything as bench
+
+    figures = _measure(bench.run(count, max_timers, max_turns, common.say, peers=peers))
+    common.emit(figures, as_json, text.everything(figures))
 
 
 def _measure(work: Coroutine[Any, Any, JsonObject]) -> JsonObject:
@@ -58,91 +159,3 @@ def _measure(work: Coroutine[Any, Any, JsonObject]) -> JsonObject:
     logs.configure("error", "console")
     with asyncio.Runner(loop_factory=daemon.loop_factory()) as runner:
         return runner.run(work)
-
-
-def _checkpoints_text(figures: JsonObject) -> str:
-    wheel, broker = figures["lateness_wheel"], figures["lateness_broker"]
-    return "\n".join(
-        (
-            f"minted       {figures['minted_per_s']:>9,.0f} /s",
-            f"armed        {figures['armed_per_s']:>9,.0f} /s (for foreign owners)",
-            f"settled      {figures['settled_per_s']:>9,.0f} /s",
-            f"  raw compare-and-set {figures['raw_cas_per_s']:,.0f} /s,"
-            f" publish {figures['raw_publish_per_s']:,.0f} /s, same broker, synced:"
-            f" settled is {figures['settled_to_raw_cas']:.0%} of the former",
-            f"settle       p50 {figures['settle_p50_ms']} ms, p99 {figures['settle_p99_ms']} ms",
-            f"late, wheel  p50 {wheel['p50_ms']} ms, p99 {wheel['p99_ms']} ms",
-            f"late, broker p50 {broker['p50_ms']} ms, p99 {broker['p99_ms']} ms",
-            f"worker       {figures['worker_idle_mb']} MB idle,"
-            f" {figures['worker_busy_mb']} MB after the run",
-        )
-    )
-
-
-def _caps_text(figures: JsonObject) -> str:
-    fold = figures["fold"]
-    lines = []
-    for mode, title in (("always", "broker syncs always"), ("default", "broker's default sync")):
-        one = figures[mode]
-        lines += [
-            f"{title}; alone it takes {one['raw_publish_per_s']:,.0f} publishes/s,"
-            f" {one['raw_results_one_by_one_per_s']:,.0f} results/s one by one",
-            f"  reserve+confirm  {one['pairs_per_s']:>9,.0f} pairs/s"
-            f" ({one['pairs_commands_to_raw_publish']:.0%} of the publishes)",
-            f"    bound by {one['pairs_bound']}",
-            f"  authorize        {one['authorize_per_s']:>9,.0f} /s"
-            f" ({one['authorize_to_raw_publish']:.0%} of the publishes),"
-            f" {one['commits_per_s']:,.0f} commits/s",
-            f"    bound by {one['authorize_bound']}",
-            f"  authorize        p50 {one['authorize_p50_ms']} ms,"
-            f" p99 {one['authorize_p99_ms']} ms",
-            f"  stop to refusal  p50 {one['stop_to_refusal_p50_ms']} ms,"
-            f" p99 {one['stop_to_refusal_p99_ms']} ms",
-            f"  drained          {one['drained_per_s']:>9,.0f} /s, results included"
-            f" ({one['drained_to_one_by_one']:.1f} x its results one by one)",
-            f"    bound by {one['drained_bound']}",
-        ]
-    return "\n".join(
-        (
-            *lines,
-            f"a log of {fold['commands']:,} commands, without waiting for a broker",
-            f"  fold             {fold['fold_per_s']:>9,.0f} /s, outbox written",
-            f"  replay           {fold['replay_per_s']:>9,.0f} /s, bound by {fold['replay_bound']}",
-            f"  plain SQLite     {fold['sqlite_one_by_one_per_s']:>9,.0f} /s, the same rows"
-            " in one transaction each",
-        )
-    )
-
-
-def _admission_text(figures: JsonObject) -> str:
-    fold, decision = figures["fold"], figures["decision"]
-    lines = []
-    for mode, title in (("always", "broker syncs always"), ("default", "broker's default sync")):
-        one = figures[mode]
-        lines += [
-            f"{title}; alone it takes {one['raw_publish_per_s']:,.0f} publishes/s,"
-            f" {one['raw_cas_per_s']:,.0f} compare-and-set/s",
-            f"  full turns       {one['turns_per_s']:>9,.0f} /s, enqueue to completed, 5 commands"
-            f" each ({one['turns_commands_to_raw_publish']:.0%} of the publishes)",
-            f"  enqueue          {one['enqueued_per_s']:>9,.0f} /s"
-            f" ({one['enqueued_to_raw_publish']:.0%} of the publishes)",
-            f"  call to seat     p50 {one['grant_p50_ms']} ms, p99 {one['grant_p99_ms']} ms",
-        ]
-    lines += [
-        f"a log of {fold['commands']:,} commands, without waiting for a broker",
-        f"  full turns       {fold['turns_per_s']:>9,.0f} /s"
-        f" ({fold['turn_commands_per_s']:,.0f} commands/s), outbox written",
-        f"  enqueue          {fold['enqueued_per_s']:>9,.0f} /s",
-        f"  replay           {fold['replay_per_s']:>9,.0f} commands/s",
-        "one decision, and the end of the turn before it",
-    ]
-    lines += [
-        f"  {int(queued):>7,} queued   {one['us']:>9,.1f} us, {one['instructions']:,} instructions"
-        for queued, one in decision.items()
-        if queued.isdecimal()
-    ]
-    lines.append(
-        f"  ratio            {decision['ratio_us']:>9} by time,"
-        f" {decision['ratio_instructions']} by instructions"
-    )
-    return "\n".join(lines)
