@@ -21,6 +21,7 @@ from schemas import headers as h
 from schemas import subjects
 from schemas.names import Names, kv_stream
 from schemas.subjects import Checkpoint, Speaker, Timer
+from tests.support.results import code_of as code_of
 from tests.support.space import Space, speaker
 from worker import metrics
 from worker.bus.connection import Connection
@@ -43,11 +44,6 @@ ENDPOINT = "review.eu"
 
 QUICK_ACK_WAIT_MS = 1_000
 _tokens = itertools.count(1)
-
-
-def code_of(told: Json) -> str:
-    """The error code of a result; empty if all went well."""
-    return str(told.get("error", {}).get("code", ""))
 
 
 def a_target(endpoint: str = ENDPOINT) -> Checkpoint:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.adm import OPERATOR, T0, UID2, Admission, Json
+from tests.support.results import code_of
 from worker.ledger.tx import Kind
 
 DEFAULTS = {
@@ -144,12 +145,12 @@ def test_pull_takes_the_choice_of_its_principal(tmp_path: Path) -> None:
     got = adm.send("admit", uid=UID2)
     assert (got["outcome"], got["data"]["request_id"]) == ("admitted", "r2")
     assert adm.turn("r2")["lease"]["owner"] == {"principal": "conn", "uid": UID2}
-    assert adm.send("admit", "theirs")["error"]["code"] == "permission-denied"
+    assert code_of(adm.send("admit", "theirs")) == "permission-denied"
     assert adm.send("admit", "r1")["data"]["request_id"] == "r1"
     assert adm.send("admit", "r1")["outcome"] == "idempotent"
     assert adm.send("admit", "r1", uid=UID2)["outcome"] == "wrong-state"
     assert adm.send("admit", by="conn2")["data"] == {"blocks": ["seats"]}
-    assert adm.send("admit", "nobody")["error"]["code"] == "not-found"
+    assert code_of(adm.send("admit", "nobody")) == "not-found"
     adm.enqueue("pushed", "agent-4")
     assert adm.send("admit", "pushed")["outcome"] == "not-pull"
     assert not adm.said(Kind.GRANT)
@@ -222,7 +223,7 @@ def test_the_first_claim_is_in_force_at_once_and_repeating_it_is_fine(adm: Admis
 def test_a_claim_out_of_turn_is_a_conflict(tmp_path: Path, epoch: int) -> None:
     adm = with_policy(tmp_path, max_active_turns=3)
     result = adm.send("policy", by=OPERATOR, epoch=epoch, max_active_turns=4)
-    assert (result["error"]["code"], result["outcome"]) == ("conflict", "epoch-mismatch")
+    assert (code_of(result), result["outcome"]) == ("conflict", "epoch-mismatch")
     assert result["data"]["epoch"] == 1
     adm.close()
 
@@ -236,7 +237,7 @@ def test_the_next_claim_comes_into_force_through_a_drain(tmp_path: Path) -> None
     assert adm.send("policy", by=OPERATOR, **claim)["outcome"] == "draining"
     assert adm.send("policy", by=OPERATOR, **claim)["outcome"] == "draining"
     other = adm.send("policy", by=OPERATOR, epoch=2, max_active_turns=2)
-    assert (other["error"]["code"], other["outcome"]) == ("conflict", "claim-pending")
+    assert (code_of(other), other["outcome"]) == ("conflict", "claim-pending")
     assert (adm.policy()["epoch"], adm.policy()["next_epoch"]) == (1, 2)
     assert adm.policy()["next_policy"]["start_timeout_ms"] == 5
     for n in (1, 2):
@@ -268,7 +269,7 @@ def test_an_assertion_answers_match_or_conflict(
     if differs is None:
         assert result["outcome"] == "match"
     else:
-        assert (result["error"]["code"], result["outcome"]) == ("conflict", "policy-differs")
+        assert (code_of(result), result["outcome"]) == ("conflict", "policy-differs")
         assert differs in result["error"]["message"]
     adm.close()
 
@@ -289,7 +290,7 @@ def test_an_assertion_answers_match_or_conflict(
 )
 def test_a_policy_out_of_bounds_is_refused(adm: Admission, values: dict[str, Any]) -> None:
     result = adm.send("policy", by=OPERATOR, epoch=1, **values)
-    assert (result["error"]["code"], result["error"]["field"]) == (
+    assert (code_of(result), result["error"]["field"]) == (
         "bad-request",
         next(iter(values)),
     )
@@ -299,7 +300,7 @@ def test_a_policy_out_of_bounds_is_refused(adm: Admission, values: dict[str, Any
 def test_a_policy_body_claims_or_asserts(adm: Admission) -> None:
     for body in ({}, {"max_active_turns": 1}, {"epoch": 1, "assert": {"epoch": 0}}):
         result = adm.send("policy", by=OPERATOR, **body)
-        assert result["error"]["code"] == "bad-request"
+        assert code_of(result) == "bad-request"
 
 
 def test_operators_verbs_are_refused_to_others(adm: Admission) -> None:
@@ -308,7 +309,7 @@ def test_operators_verbs_are_refused_to_others(adm: Admission) -> None:
         ("drain", {"to": 0}),
         ("cooldown", {"provider": "p", "model": "m", "not_before_ms": T0}),
     ):
-        assert adm.send(verb, **body)["error"]["code"] == "permission-denied"
+        assert code_of(adm.send(verb, **body)) == "permission-denied"
 
 
 @pytest.mark.parametrize("to", [0, 1, 2])

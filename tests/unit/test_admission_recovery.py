@@ -20,6 +20,7 @@ from tests.support.adm import (
     Json,
     process,
 )
+from tests.support.results import code_of
 from worker.ledger.tx import Kind
 
 AFTER_INTENT = ("dispatch_intent", "active", "dispatch_ambiguous", "recovery_required")
@@ -90,7 +91,7 @@ def test_liveness_comes_from_workers_only(adm: Admission, by: str) -> None:
     owner = {"principal": "conn", "uid": UID}
     body: Json = {"owner": owner, "state": "silent", "seen_at_ms": 0}
     result = adm.send("liveness", plane="sys", by=by, **body)
-    assert result["error"]["code"] == "permission-denied"
+    assert code_of(result) == "permission-denied"
 
 
 @pytest.mark.parametrize("state", ["admitted", "starting"])
@@ -291,7 +292,7 @@ def test_evidence_of_another_host_or_process_changes_nothing(
         },
     }
     result = adm.send("evidence", plane="sys", by=by, **{**body, **changes})
-    assert (result["error"]["code"], result["outcome"]) == (code, reason)
+    assert (code_of(result), result["outcome"]) == (code, reason)
     assert (adm.state("r1"), seats(adm)) == ("active", 1)
     right = adm.send("evidence", plane="sys", by="_witness-host-1", **body)
     assert right["outcome"] == "released"
@@ -473,7 +474,7 @@ def test_a_dispatched_turn_of_a_suspect_owner_can_be_resolved(
 def test_resolve_is_an_operators_verb(adm: Admission) -> None:
     adm.bring_to("recovery_required", "r1")
     body: Json = {"resolution": "confirmed_completed", "evidence": "mine"}
-    assert adm.send("resolve", "r1", **body)["error"]["code"] == "permission-denied"
+    assert code_of(adm.send("resolve", "r1", **body)) == "permission-denied"
 
 
 def test_a_turn_requeued_after_its_prompt_was_destroyed_waits_for_it_to_be_sealed_again(

@@ -16,6 +16,7 @@ from tests.support.adm import (
     Json,
     process,
 )
+from tests.support.results import code_of
 from worker.ledger.tx import Kind
 
 
@@ -105,7 +106,7 @@ def test_one_wrong_part_of_the_fence_is_fenced_in_every_verb_and_state(
             ("other", right, fence),
         ):
             result = adm.send(verb, request, **who, **wrong, **body)
-            assert (result["status"], result["error"]["code"]) == ("refused", "fenced")
+            assert (result["status"], code_of(result)) == ("refused", "fenced")
     assert (adm.turn("r1"), adm.turn("other")) == before
 
 
@@ -116,7 +117,7 @@ def test_a_missing_lease_is_fenced_in_every_verb(adm: Admission, verb: str) -> N
     assert adm.step("abandon", "r1", outcome="cancelled")["status"] == "ok"
     for request in ("r1", "never-heard-of"):
         result = adm.send(verb, request, **fence, **BODIES[verb])
-        assert result["error"]["code"] == "fenced"
+        assert code_of(result) == "fenced"
 
 
 def test_every_verb_repeated_with_its_command_id_is_carried_out_once(adm: Admission) -> None:
@@ -177,7 +178,7 @@ def test_an_intent_that_differs_from_the_first_is_a_conflict(adm: Admission) -> 
     other_child = {"connector": CONNECTOR_PROCESS, "child": process(21)}
     for change in ({"channel": "stdin"}, {"identity": other_child}):
         result = adm.step("intent", "r1", **{**INTENT, **change})
-        assert (result["error"]["code"], result["outcome"]) == ("conflict", "different-intent")
+        assert (code_of(result), result["outcome"]) == ("conflict", "different-intent")
     assert adm.state("r1") == "dispatch_intent"
 
 
@@ -223,7 +224,7 @@ def test_completion_ends_as_told(
 def test_a_completion_that_makes_no_sense_is_refused(adm: Admission, body: dict[str, Any]) -> None:
     adm.bring_to("active", "r1")
     result = adm.step("complete", "r1", **body)
-    assert (result["status"], result["error"]["code"]) == ("refused", "bad-request")
+    assert (result["status"], code_of(result)) == ("refused", "bad-request")
     assert adm.state("r1") == "active"
 
 
@@ -250,13 +251,13 @@ def test_cancel_belongs_to_the_owners_principal_and_to_operators(adm: Admission)
     adm.send("drain", by=OPERATOR, to=0)
     for request in ("r1", "r2", "r3"):
         adm.enqueue(request)
-    assert adm.send("cancel", "r1", by="conn2")["error"]["code"] == "permission-denied"
+    assert code_of(adm.send("cancel", "r1", by="conn2")) == "permission-denied"
     assert adm.state("r1") == "queued"
     assert adm.send("cancel", "r1", uid=UID2)["outcome"] == "cancelled"
     assert adm.send("cancel", "r2", by=OPERATOR)["outcome"] == "cancelled"
     repeated = adm.send("cancel", "r1")
     assert (repeated["outcome"], repeated["data"]["state"]) == ("wrong-state", "cancelled")
-    assert adm.send("cancel", "nobody")["error"]["code"] == "not-found"
+    assert code_of(adm.send("cancel", "nobody")) == "not-found"
     assert adm.send("drain", by=OPERATOR, to=1)["status"] == "ok"
     assert adm.grants() == ["r3"]
 
@@ -281,7 +282,7 @@ def test_a_key_that_is_no_request_id_is_refused_and_writes_nothing(
     by = OPERATOR if verb == "resolve" else "conn"
     parts = () if key is None else tuple(key.split("."))
     result = adm.driver.send(by, "adm", verb, *parts, body=bodies[verb], at_ms=adm.now_ms)
-    assert (result["error"]["code"], result["outcome"]) == ("bad-request", "bad-key")
+    assert (code_of(result), result["outcome"]) == ("bad-request", "bad-key")
     assert adm.events() == []
     assert adm.policy()["queued"] == 0
 
@@ -300,7 +301,7 @@ def test_one_validator_for_every_identifier_of_an_enqueue(
         field: value,
     }
     result = adm.send("enqueue", "r1", **body)
-    assert (result["error"]["code"], result["error"]["field"]) == ("bad-request", field)
+    assert (code_of(result), result["error"]["field"]) == ("bad-request", field)
 
 
 def test_a_payload_is_deleted_at_the_revision_that_was_enqueued_and_only_once(

@@ -12,6 +12,7 @@ from schemas import strict_json
 from schemas.codes import Code
 from schemas.results import Accepted, Refusal, Result, build
 from tests.ledgers import HOLDS, WINDOW_MS
+from tests.support.results import code_of
 from worker.bus.headers import decode
 from worker.ledger import memory
 from worker.ledger.errors import FoldFailed, LogGap, StorageFull
@@ -140,7 +141,7 @@ def test_malformed_bodies_get_one_refused_result_and_write_nothing(
 
 def test_roles_are_checked_before_the_transition(driver: FoldDriver) -> None:
     result = driver.send("alice", "sys", "ruleset", body={"version": 2}, at_ms=T0)
-    assert (result["error"]["code"], result["outcome"]) == ("permission-denied", "wrong-role")
+    assert (code_of(result), result["outcome"]) == ("permission-denied", "wrong-role")
 
 
 @pytest.mark.parametrize("bad", ["short", "has space in it!!", "x" * 65, "", "tab\tseparated-id-x"])
@@ -201,7 +202,7 @@ def test_another_command_under_the_same_id_is_a_conflict(driver: FoldDriver, cha
         command_id=ID,
         uid="b" * 26 if change == "uid" else UID,
     )
-    assert (result["error"]["code"], result["outcome"]) == ("conflict", "command-id-reused")
+    assert (code_of(result), result["outcome"]) == ("conflict", "command-id-reused")
 
 
 def test_another_principal_may_use_the_same_id(driver: FoldDriver) -> None:
