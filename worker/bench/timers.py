@@ -50,7 +50,7 @@ PATIENCE_MS: Final = 600_000
 """How long one mint may take: a machine that stalls for a minute spoils no run of an hour."""
 
 SETTLE_DOWN_S: Final = 3.0
-IDLE_S: Final = 20.0
+IDLE_S: Final = 10.0
 STALL_S: Final = 120.0
 RESTART_S: Final = 600.0
 LIMIT_BYTES: Final = 1_536
@@ -179,7 +179,7 @@ def _lead_s(pending: int, minted_per_s: float) -> float:
 
 def _looking_s(pending: int) -> float:
     """How long looking at everything that waits may take."""
-    return 60 + IDLE_S + 3 * pending / LIST_PER_S + pending / INDEX_PER_S
+    return 30 + IDLE_S + 3 * pending / LIST_PER_S + pending / INDEX_PER_S
 
 
 def _bytes_each(now_mb: float, before_mb: float, count: int) -> int:
