@@ -173,7 +173,7 @@ class Guard:
             owed: Whether a look is owed at once, because an earlier one failed.
             check: Looks.
         """
-        rounds = 0
+        rounds, said = 0, ""
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
             await self.flush()
@@ -182,7 +182,12 @@ class Guard:
                 try:
                     await check()
                 except BusError as error:
-                    log.warning("guard_put_off", space=self._names.space, reason=error.reason)
+                    # A trouble that lasts is said once.
+                    if error.reason != said:
+                        log.warning("guard_put_off", space=self._names.space, reason=error.reason)
+                    said = error.reason
+                else:
+                    said = ""
 
     async def _reapply(self, settler: Settler) -> None:
         await self.flush()

@@ -90,16 +90,19 @@ class Sweep:
             ready: Whether the plane may act; a pass is put off while it may not.
         """
         await self._feed.caught_up.wait()
-        passes = 0
+        passes, said = 0, ""
         while True:
             audit = passes % AUDIT_EVERY == 0 or self._asked.is_set()
             self._asked.clear()
             if ready():
                 try:
                     await self.sweep(audit=audit)
-                    passes += 1
+                    passes, said = passes + 1, ""
                 except BusError as error:
-                    log.warning("sweep_put_off", space=self._names.space, reason=error.reason)
+                    # A trouble that lasts is said once.
+                    if error.reason != said:
+                        log.warning("sweep_put_off", space=self._names.space, reason=error.reason)
+                    said = error.reason
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_ms / 1000):
                     await self._asked.wait()

@@ -82,7 +82,11 @@ class Keeper:
         self.last: Snapshot | None = None
 
     async def run(self) -> None:
-        """Look now and then whether one is due, until cancelled."""
+        """Look now and then whether one is due, until cancelled.
+
+        A trouble that lasts is said once: a broker that is away for long must not fill the log.
+        """
+        said = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -91,7 +95,11 @@ class Keeper:
                     if self._keep_log_ms:
                         await self.trim(older_than_ms=self._watch.now_ms() - self._keep_log_ms)
             except (BusError, LedgerError) as error:
-                _log.warning("snapshot_failed", reason=error.reason, error=error.message)
+                if error.reason != said:
+                    _log.warning("snapshot_failed", reason=error.reason, error=error.message)
+                said = error.reason
+            else:
+                said = ""
 
     async def take(self) -> Snapshot:
         """Take one now and remove the oldest.
