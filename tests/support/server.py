@@ -12,7 +12,7 @@ from worker.bus import conf, embedded
 from worker.bus.options import ConnectOptions
 
 WORKER_PASSWORD = "worker-password"
-START_LIMIT_S = 15.0
+START_LIMIT_S = 90.0
 
 
 def spaces_of(root: str, names: Sequence[str]) -> list[conf.Space]:

@@ -189,7 +189,11 @@ async def dial(
         Unavailable: It cannot be reached or does not speak NATS.
         Unauthenticated: It refuses our credentials, or they cannot be read.
         TlsRefused: TLS was asked for and it has none, or its certificate is not accepted.
+        CancelledError: Also if a cancellation was swallowed on the way: before Python 3.12
+            ``wait_for``, which nats-py dials with, may do so when it comes with what is awaited.
     """
+    task = asyncio.current_task()
+    asked = 0 if task is None else task.cancelling()
     parts = urlsplit(target.url)
     want_tls = parts.scheme == "tls" or options.tls is not None
     client = WireClient(want_tls=want_tls, violations=violations)
@@ -208,8 +212,12 @@ async def dial(
                 error_cb=_ignore,
                 **arguments,
             )
+        if task is not None and task.cancelling() > asked:
+            raise asyncio.CancelledError
     except BaseException as error:
         await client.discard()
+        if task is not None and task.cancelling() > asked:
+            raise asyncio.CancelledError from error
         if isinstance(error, BusError):
             raise
         if isinstance(error, TimeoutError):

@@ -5,6 +5,7 @@ Data goes to standard output, words for people to standard error.
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -307,12 +308,62 @@ def _local_user() -> str:
         return "me"
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine to its end."""
+class Ended(Exception):
+    """SIGTERM or SIGHUP ended a command, after it had cleaned up.
+
+    Attributes:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"ended by signal {number}")
+
+
+def run_async(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
+    """Run a command's coroutine to its end.
+
+    A signal cancels it, so that it ends what it started: brokers, workers, temporary folders.
+
+    Args:
+        work: What to run.
+        fast: On the worker's event loop, which takes longer to load.
+
+    Raises:
+        Ended: SIGTERM or SIGHUP came.
+        KeyboardInterrupt: SIGINT came.
+    """
     from worker import logs
 
+    factory = None
+    if fast:
+        from worker import daemon
+
+        factory = daemon.loop_factory()
     logs.configure("error", "console")
-    return asyncio.run(work)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(_until_ended(work))
+
+
+async def _until_ended(work: Coroutine[Any, Any, T]) -> T:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    came: list[int] = []
+
+    def end(number: int) -> None:
+        came.append(number)
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup a hangup is ignored, and stays so.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            loop.add_signal_handler(number, end, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if came:
+            raise Ended(came[0]) from None
+        raise
 
 
 def say(text: str) -> None:

@@ -21,12 +21,8 @@ def register(app: typer.Typer) -> None:
         It starts a real nats-server and a worker of its own in a temporary folder. Exit code 0
         only if every scene ended as it must.
         """
-        import signal
-
         from worker.demo import show
 
-        # Ended by SIGTERM, too, the broker and the folder are cleared away.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         narrator: show.Narrator = _Silent() if as_json else _Teller()
         report = common.run_async(show.play(narrator))
         if as_json:

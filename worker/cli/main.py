@@ -97,6 +97,8 @@ def run() -> None:
         sys.exit(common.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(common.INTERRUPTED)
+    except common.Ended as ended:
+        sys.exit(128 + ended.number)
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be said there, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,5 @@
 """``tidegate soak``: steady mixed traffic, watched for anything that only grows."""
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -41,12 +40,9 @@ def register(app: typer.Typer) -> None:
         Exit code 1 if memory, files, tasks or streams grow that should not, or if anything ended
         otherwise than it must. An interrupt ends it with the report so far.
         """
-        from worker import daemon, logs
         from worker.soak import report
         from worker.soak.run import Plan, run
 
-        logs.configure("error", "console")
-        with asyncio.Runner(loop_factory=daemon.loop_factory()) as runner:
-            found = runner.run(run(Plan(minutes, rate, seed), common.say))
+        found = common.run_async(run(Plan(minutes, rate, seed), common.say), fast=True)
         common.emit(found, as_json, report.text(found))
         raise typer.Exit(common.OK if found["ok"] else common.FAILED)
