@@ -21,6 +21,9 @@ from worker.spaces import LEDGER_FILE, space_dir
 CALM_S = 60.0
 """Longest time until nothing is owed any more."""
 
+SHORT_S = 10.0
+"""A run of so many seconds is a short one."""
+
 OWED = frozenset(
     {
         "no-result",
@@ -77,7 +80,7 @@ async def run(seed: int, seconds: float, brokers: int, directory: Path) -> Outco
         async with Arena(directory / "arena", brokers, recorder) as arena:
             clock.append(time.monotonic())
             async with observing(arena):
-                crowd = Crowd(arena, seed)
+                crowd = Crowd(arena, seed, short=seconds <= SHORT_S)
                 await crowd.begin()
                 try:
                     await Nemesis(arena).run(planned, seconds)

@@ -16,7 +16,13 @@ _numbers = itertools.count(1)
 
 
 class Runner(Actor):
-    """Mints checkpoints as one principal, life after life, and settles most of them."""
+    """Mints checkpoints as one principal, life after life, and settles most of them.
+
+    Attributes:
+        longest_ms: The latest deadline.
+    """
+
+    longest_ms = LONGEST_MS
 
     async def run(self) -> None:
         slots = asyncio.Semaphore(AT_ONCE)
@@ -38,7 +44,7 @@ class Runner(Actor):
 
     async def _checkpoint(self, client: RecordedClient, stranger: RecordedClient) -> None:
         endpoint, token = self.rng.choice(ENDPOINTS), f"tok-{next(_numbers)}"
-        deadline = now_ms() + self.rng.randint(400, LONGEST_MS)
+        deadline = now_ms() + self.rng.randint(400, self.longest_ms)
         plan = self.rng.choice(
             ["expire", "resume", "resume", "edge", "edge", "race", "extend", "hurry", "stranger"]
         )
@@ -84,7 +90,7 @@ class Runner(Actor):
                 await asyncio.gather(first, second, third)
             case "extend":
                 await asyncio.sleep(0.5 * left_ms / 1_000)
-                later = now_ms() + self.rng.randint(500, LONGEST_MS)
+                later = now_ms() + self.rng.randint(500, self.longest_ms)
                 first = self.begin(extend(1, later))
                 second = self.begin(extend(1, later + 300))
                 await asyncio.gather(first, second)
