@@ -668,7 +668,7 @@ ADAPTERS: Final = Group(
         Reason(
             "run-in-doubt",
             _FIRST,
-            "A process died while it ran this, and nobody knows which tools were called.",
+            "The run was cut off there, and nobody knows which tools were called.",
             "Look, and run it again from the last pause if that does no harm.",
             Retry.AGAIN,
         ),

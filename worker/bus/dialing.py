@@ -212,8 +212,6 @@ async def dial(
                 error_cb=_ignore,
                 **arguments,
             )
-        if task is not None and task.cancelling() > asked:
-            raise asyncio.CancelledError
     except BaseException as error:
         await client.discard()
         if task is not None and task.cancelling() > asked:
@@ -231,6 +229,9 @@ async def dial(
         if isinstance(error, OSError | nats.errors.Error | ValueError):
             raise Unavailable(f"{shown} cannot be reached: {_reason(error)}") from error
         raise
+    if task is not None and task.cancelling() > asked:
+        await client.discard()
+        raise asyncio.CancelledError
     return client
 
 

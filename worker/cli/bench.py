@@ -1,6 +1,5 @@
 """``tidegate bench``: figures beside the raw ceilings of the same broker, in one run."""
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
@@ -154,8 +153,4 @@ def everything(
 
 
 def _measure(work: Coroutine[Any, Any, JsonObject]) -> JsonObject:
-    from worker import daemon, logs
-
-    logs.configure("error", "console")
-    with asyncio.Runner(loop_factory=daemon.loop_factory()) as runner:
-        return runner.run(work)
+    return common.run_async(work, fast=True)
