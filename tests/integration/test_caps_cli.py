@@ -1,6 +1,7 @@
 """``tidegate cap`` as a shell would use it, and the client below it, on a real broker."""
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -190,11 +191,11 @@ async def test_a_permit_counts_from_before_its_command_left(
         await operator.cap.minting(True)
         await client.cap.reserve("ann", KEY, latest_expires_at_ms=second, cap=10)
         await client.cap.confirm("ann", KEY, grant_expires_at_ms=second)
-        instants = iter([100.0, 102.0])
+        instants = itertools.chain([100.0], itertools.repeat(102.0))
         slow = Caps(client, monotonic=lambda: next(instants))
         answer = await slow.authorize("ann", amount=1, grant_expires_at_ms=second)
         assert (answer.allowed, answer.reason) == (False, PERMIT_LAPSED)
-        instants = iter([100.0, 101.999])
+        instants = itertools.chain([100.0], itertools.repeat(101.999))
         answer = await slow.authorize("ann", amount=1, grant_expires_at_ms=second)
         assert (answer.allowed, answer.ends_at_s) == (True, 102.0)
 

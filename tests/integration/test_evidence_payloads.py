@@ -172,6 +172,29 @@ async def test_dispatch_destroys_exactly_what_was_enqueued(scene: Scene, phase: 
         await owner.put("r1")
 
 
+async def test_a_later_revision_under_the_same_key_is_not_destroyed(scene: Scene) -> None:
+    owner = await scene.owner()
+    first, second = await owner.put("r1"), await owner.put("r2")
+    turns = {"r1": first, "r2": second}
+    for request_id, payload in turns.items():
+        turn = owner.turn(request_id)
+        await turn.bring_to("dispatch_intent", channel="http", payload=payload.to_object())
+    key = payload_key("alice", "r1", 1)
+    later = await scene.bucket.put_if(key, b"put by somebody since", first.revision)
+    for request_id in turns:
+        await owner.turn(request_id).step("active")
+
+    async def is_destroyed() -> bool:
+        entry = await scene.stored("r2")
+        return entry is not None and entry.deleted
+
+    # They are destroyed in the order of their commands.
+    await until(is_destroyed, True, 5, "the second payload's being destroyed")
+    entry = await scene.stored("r1")
+    assert entry is not None
+    assert (entry.revision, entry.deleted) == (later, False)
+
+
 async def test_a_payload_that_expired_is_not_handed_out(scene: Scene) -> None:
     owner = await scene.owner()
     await policy(scene.operator, queue_timeout_ms=1_000)

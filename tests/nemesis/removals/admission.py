@@ -472,7 +472,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_PAYLOADS}::test_dispatch_destroys_exactly_what_was_enqueued",),
+        (f"{_PAYLOADS}::test_a_later_revision_under_the_same_key_is_not_destroyed",),
         LEDGER,
     ),
 )
