@@ -18,6 +18,8 @@ late: list[float] = []
 heard: dict[int, asyncio.Future[float]] = {}
 done: list[int] = []
 finished = asyncio.Event()
+loops: list[asyncio.AbstractEventLoop] = []
+"""Ours; what DBOS dequeues runs in another loop of its own, in another thread."""
 
 
 @DBOS.step()
@@ -38,7 +40,7 @@ async def wait_until(number: int, deadline_ms: int) -> None:
 async def wait_for_answer(number: int) -> None:
     """Wait durably for an answer."""
     await DBOS.recv_async("answer", timeout_seconds=3_600)
-    heard[number].set_result(time.perf_counter())
+    loops[0].call_soon_threadsafe(heard[number].set_result, time.perf_counter())
 
 
 @DBOS.workflow()
@@ -46,7 +48,7 @@ async def job(number: int) -> None:
     """Nothing but the bookkeeping."""
     done.append(number)
     if len(done) == options["jobs"]:
-        finished.set()
+        loops[0].call_soon_threadsafe(finished.set)
 
 
 async def lateness() -> None:
@@ -105,6 +107,7 @@ def durability() -> str:
 
 async def main() -> dict[str, Any]:
     """Everything, one after another."""
+    loops.append(asyncio.get_running_loop())
     await lateness()
     took = await settle()
     return {"lateness_ms": late, "settle_ms": took, **await queue(), "durability": durability()}
