@@ -219,6 +219,7 @@ async def test_readiness_connection_and_versions_are_shown(watched: Watched) -> 
     assert found.value("tidegate_broker_connected") == 1
     assert 0 < found.value("tidegate_broker_round_trip_seconds") < 5
     assert found.value("tidegate_build_info") == 1
+    assert 10 < found.value("tidegate_tasks") < 1_000
     for plane in ("checkpoints", "ledger", "probes"):
         assert await watched.gauge("tidegate_plane_ready", plane=plane) == 1
     for probe in ("round_trip", "compare_and_set", "database"):
