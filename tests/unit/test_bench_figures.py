@@ -1,13 +1,14 @@
 """The pure parts of the benchmarks: what makes a figure out of what was measured."""
 
 import math
+import time
 from typing import Any
 
 import pytest
 
 from worker.bench import everything, text
 from worker.bench.ground import BenchError, Rate, percentile, spread
-from worker.bench.load import Load, cores
+from worker.bench.load import Load, cores, machine_s
 from worker.bench.scaling import tenfold
 from worker.bench.timers import Plan
 
@@ -52,6 +53,14 @@ def test_a_figure_is_bound_by_what_was_busy(monkeypatch: pytest.MonkeyPatch) -> 
     assert Load(Rate(1, 1.0), used).bound().startswith("one core of the worker")
     assert "the machine's 2 cores" in Load(Rate(1, 1.0), {"worker": 0.9, "broker": 0.9}).bound()
     assert "waiting" in Load(Rate(1, 1.0), {"worker": 0.3, "broker": 0.2}).bound()
+    assert "other work" in Load(Rate(1, 1.0), {"worker": 0.3, "broker": 0.2}, 1.4).bound()
+
+
+def test_the_machine_counts_the_processor_time_of_everybody() -> None:
+    before, own = machine_s(), time.process_time()
+    while time.process_time() - own < 0.1:
+        pass
+    assert machine_s() - before >= 0.05
 
 
 def test_every_figure_stands_beside_its_durability_its_bound_and_the_raw_ceiling() -> None:

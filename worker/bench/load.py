@@ -3,6 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from worker.bench import ground
@@ -10,6 +11,9 @@ from worker.bench.ground import Ground, Rate, pipeline
 
 BUSY: Final = 0.8
 """Share of a core, or of all cores, from which on it is what bounds a figure."""
+
+DISTURBED: Final = 0.25
+"""Share of all cores taken by other work from which on it is said beside a figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +23,12 @@ class Load:
     Attributes:
         rate: How fast.
         cores: Processor seconds a second, by process.
+        others: Processor seconds a second that the machine spent on other work.
     """
 
     rate: Rate
     cores: Mapping[str, float]
+    others: float = 0.0
 
     @property
     def per_s(self) -> float:
@@ -33,6 +39,8 @@ class Load:
         """What kept it from being faster."""
         busiest = max(self.cores, key=lambda name: self.cores[name])
         total, machine = sum(self.cores.values()), os.cpu_count() or 1
+        if self.others >= DISTURBED * machine:
+            return f"other work, which took {self.others:.2f} of {machine} cores ({self._shares()})"
         if total >= BUSY * machine:
             return f"the machine's {machine} cores ({self._shares()})"
         if self.cores[busiest] >= BUSY:
@@ -51,9 +59,18 @@ async def measured(
     in_flight: int = ground.IN_FLIGHT,
 ) -> Load:
     """Run ``work(0)`` to ``work(count - 1)``, so many at a time, and see what it takes."""
-    before = place.processor_s()
+    before, all_before = place.processor_s(), machine_s()
     rate = await pipeline(count, work, in_flight=in_flight)
-    return Load(rate, cores(before, place.processor_s(), rate.count / rate.per_s))
+    took_s = rate.count / rate.per_s
+    used = cores(before, place.processor_s(), took_s)
+    everybody = (machine_s() - all_before) / took_s
+    return Load(rate, used, max(0.0, everybody - sum(used.values())))
+
+
+def machine_s() -> float:
+    """Processor seconds that all cores have spent on anything but idling and waiting for a disk."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:8]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def cores(

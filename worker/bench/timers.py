@@ -22,6 +22,7 @@ from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint
 from worker.bench import ground
 from worker.bench.ground import BenchError, Ground, Say, pipeline, soon_ms, spread
+from worker.bench.load import machine_s
 from worker.bus.follow import FilteredReader
 from worker.bus.jetstream import JetStream
 from worker.client import Client
@@ -360,8 +361,9 @@ class _Bench:
         self.say(f"waiting {max(0, plan.left_s()):,.0f} s for the first deadline")
         await asyncio.sleep(max(0, plan.left_s()))
         before, started = self.place.processor_s(), time.monotonic()
+        busy_s = machine_s()
         facts = await self._until_settled(plan, for_s)
-        took_s = time.monotonic() - started
+        took_s, busy_s = time.monotonic() - started, machine_s() - busy_s
         due = sum(plan.left_s(number) < 0 for number in range(plan.count))
         used = self.place.processor_s()
         # What follows a settlement, telling observers and ending the timer, may be under way.
@@ -375,6 +377,7 @@ class _Bench:
             "took_s": round(took_s, 1),
             "per_s": round(len(late) / took_s, 1),
             "cores": {name: round((used[name] - before[name]) / took_s, 2) for name in used},
+            "machine_cores": round(busy_s / took_s, 2),
             "due": due,
             "expired_once": len(late),
             "told_once": told,
