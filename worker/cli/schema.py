@@ -12,11 +12,15 @@ from worker.cli import common
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command()
+    @app.command(
+        epilog=common.examples("tidegate schema --names", "tidegate schema command.cp.mint")
+    )
     def schema(
         name: Annotated[
             str | None,
-            typer.Argument(help="One message, for example command.cp.mint; all if absent."),
+            typer.Argument(
+                help="One message, for example command.cp.mint; all if absent.", metavar="NAME"
+            ),
         ] = None,
         names: Annotated[
             bool, typer.Option("--names", help="Only the names of the messages.")
@@ -30,7 +34,10 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
     ) -> None:
-        """Print JSON Schema of every message, or write the pages that are made from it."""
+        """Print JSON Schema of every message.
+
+        With --write it writes the pages that are made from the schemas instead.
+        """
         from schemas.catalog import CATALOG
 
         if write is not None:
