@@ -28,7 +28,9 @@ async def test_a_worker_serves_although_nobody_takes_its_log(own_space: Space, k
         environment = space_environment(own_space) | {
             VARIABLE: str(own_space.data_dir / "no-clock")
         }
-        worker = Worker(environment, own_space.data_dir / "no.log", sink)
+        unused = own_space.data_dir / "no.log"
+        unused.touch()
+        worker = Worker(environment, unused, sink)
         stack.callback(worker.kill)
         await asyncio.to_thread(worker.wait_for, lambda reasons: reasons == [])
         async with own_space.client("alice") as client:

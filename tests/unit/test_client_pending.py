@@ -61,3 +61,14 @@ def test_the_sequence_is_read_from_either_form_of_id() -> None:
         12, 12, -1, -1,
     )  # fmt: skip
     assert (epoch_of("3-12"), epoch_of("12")) == ("3", "")
+
+
+async def test_an_answer_to_an_earlier_call_is_none_to_a_verb_that_is_judged_anew() -> None:
+    waiting = Waiting()
+    call = waiting.add("c" * 16, anew=True)
+    call.maybe_stored()
+    waiting.offer(result("c" * 16, "1-3", "allowed before a stop"))
+    assert not call.outcome.done()
+    call.stored(9)
+    waiting.offer(result("c" * 16, "1-9", "stopped"))
+    assert call.outcome.result().outcome == "stopped"

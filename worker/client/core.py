@@ -34,6 +34,9 @@ from worker.client.checkpoints import Checkpoints
 from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
 from worker.client.pending import Pending, Waiting, epoch_of
 
+JUDGED_ANEW: Final = frozenset({("cap", "authorize")})
+"""Verbs that are never answered from memory: each time they are stored they are judged again."""
+
 DEFAULT_TIMEOUT_MS: Final = 10_000
 ACK_MS: Final = 2_000
 """How long one acknowledgement is waited for before the command is sent again."""
@@ -218,7 +221,7 @@ class Client:
             strict_json.dumps(value),
             headers,
         )
-        pending = self._waiting.add(command_id)
+        pending = self._waiting.add(command_id, anew=(plane, verb) in JUDGED_ANEW)
         try:
             async with asyncio.timeout((timeout_ms or self.timeout_ms) / 1000):
                 await self._listen()

@@ -2,7 +2,9 @@
 
 A stored command gets exactly one result per delivery sequence, and the broker's acknowledgement of
 the command names that sequence, so a result is a call's own if its id ends in a sequence that was
-acknowledged to this call. Only where an acknowledgement was lost does the command id decide.
+acknowledged to this call. Only where an acknowledgement was lost does the command id decide; never
+for a verb that is judged anew each time: there the answer to an earlier call with the same id says
+nothing about this one, however late it comes.
 """
 
 import asyncio
@@ -16,12 +18,14 @@ class Pending:
 
     Attributes:
         command_id: Of its command.
+        anew: Whether the verb is judged anew each time it is stored.
         outcome: Resolves with the call's own result.
         seqs: Sequences under which the broker stored the command.
     """
 
-    def __init__(self, command_id: str) -> None:
+    def __init__(self, command_id: str, *, anew: bool = False) -> None:
         self.command_id = command_id
+        self.anew = anew
         self.outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.seqs: set[int] = set()
         self._unsure = False
@@ -34,7 +38,7 @@ class Pending:
 
     def maybe_stored(self) -> None:
         """An acknowledgement was lost: from now on any result of this command id is ours."""
-        self._unsure = True
+        self._unsure = not self.anew
         self._match_early()
 
     def offer(self, result: Result) -> None:
@@ -58,9 +62,9 @@ class Waiting:
     def __init__(self) -> None:
         self._by_id: dict[str, list[Pending]] = {}
 
-    def add(self, command_id: str) -> Pending:
-        """A call begins."""
-        pending = Pending(command_id)
+    def add(self, command_id: str, *, anew: bool = False) -> Pending:
+        """A call begins; ``anew`` as for ``Pending``."""
+        pending = Pending(command_id, anew=anew)
         self._by_id.setdefault(command_id, []).append(pending)
         return pending
 
