@@ -13,6 +13,9 @@ from tests.nemesis.arena.workers import FullPipe, broken_pipe
 from tests.nemesis.schedule import Planned
 from worker.bus.errors import BusError
 
+ATTACHED_S = 0.3
+"""After so long strace has been refused, if it is."""
+
 Undo = Callable[[], Awaitable[None]]
 
 
@@ -235,6 +238,9 @@ async def _slow(pid: int, delay_ms: int) -> Undo:
         raise Skipped(why_not)
     slowness = Slowness()
     await asyncio.to_thread(slowness.begin, pid, delay_ms)
+    await asyncio.sleep(ATTACHED_S)
+    if not slowness.attached:
+        raise Skipped("strace could not attach")
 
     async def undo() -> None:
         await asyncio.to_thread(slowness.end)

@@ -83,6 +83,11 @@ class Slowness:
             stderr=subprocess.DEVNULL,
         )
 
+    @property
+    def attached(self) -> bool:
+        """Whether strace still holds on to the process."""
+        return self._process is not None and self._process.poll() is None
+
     def end(self) -> None:
         if self._process is None:
             return
