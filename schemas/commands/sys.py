@@ -221,9 +221,11 @@ class RulesetQuery(Query):
 
     Attributes:
         version: The ruleset to activate.
+        force: Also if a worker that answers does not know it, and would stop folding.
     """
 
     version: Annotated[int, Field(ge=1, le=1_000_000)]
+    force: bool = False
 
 
 class RebaseQuery(Query):

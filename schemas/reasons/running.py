@@ -130,6 +130,13 @@ OPERATING: Final = Group(
             Retry.NO,
         ),
         Reason(
+            "ruleset-not-known",
+            _FIRST,
+            "A ruleset was to be activated that a worker which answers cannot fold under.",
+            "Upgrade that worker first; `--force` activates it all the same, and the worker stops.",
+            Retry.AGAIN,
+        ),
+        Reason(
             "replay-stopped",
             _LATER,
             "The log cannot be replayed to its end; the message says where it stopped.",

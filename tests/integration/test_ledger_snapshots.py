@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from worker.errors import StartRefused
 from worker.ledger.snapshots import SnapshotDamaged, Snapshots
 
 
-async def ask(one: Running, name: str, who: str = "_op") -> dict[str, Any]:
+async def ask(one: Running, name: str, who: str = "_op", **fields: Any) -> dict[str, Any]:
     """Ask for an operation; the data of its answer, with its outcome or reason."""
-    verdict = await one.ledger.queries()["sys", name](Speaker(who, UID), b'{"v":1}')
+    body = json.dumps({"v": 1, **fields}).encode()
+    verdict = await one.ledger.queries()["sys", name](Speaker(who, UID), body)
     outcome = getattr(verdict, "outcome", None) or getattr(verdict, "reason", None)
     return {"outcome": outcome, **verdict.data}
 
@@ -226,3 +228,21 @@ async def test_operations_are_for_operators(space: Space) -> None:
             assert (await ask(one, name, who="alice"))["outcome"] == "wrong-role"
         assert (await ask(one, "digest", who="alice"))["outcome"] == "digest"
         assert (await ask(one, "rebase"))["outcome"] == "not-regressed"
+
+
+async def test_a_ruleset_is_activated_once_every_worker_that_answers_knows_it(
+    space: Space, tmp_path: Path
+) -> None:
+    both = frozenset({2, 3})
+    async with folding(space, rulesets=both) as newer:
+        async with folding(space, tmp_path / "older") as older:
+            await newer.until(lambda: len(newer.ledger.status()["peers"]) == 1)
+            for one in (newer, older):
+                assert (await ask(one, "ruleset", version=3))["outcome"] == "ruleset-not-known"
+            assert newer.ledger.status()["ruleset"] == 2
+        async with folding(space, tmp_path / "older", rulesets=both):
+            assert (await ask(newer, "ruleset", version=3))["outcome"] == "folded"
+            assert newer.ledger.status()["ruleset"] == 3
+        assert (await ask(newer, "ruleset", version=4))["outcome"] == "ruleset-not-known"
+        assert (await ask(newer, "ruleset", version=4, force=True))["outcome"] == "published"
+        await newer.until(lambda: newer.ledger.status()["halted"] == "unknown-ruleset")

@@ -184,6 +184,14 @@ def prune(
 @app.command()
 def ruleset(
     version: Annotated[int, typer.Argument(help="The ruleset to activate.", min=1, metavar="N")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also if a worker that answers does not know it, and would stop.",
+            show_default=False,
+        ),
+    ] = False,
     space: SpaceOption = None,
     as_: AsOption = None,
     nats: NatsOption = None,
@@ -192,11 +200,11 @@ def ruleset(
 ) -> None:
     """Activate a ruleset, once every worker knows it.
 
-    A worker that does not know it stops folding and authorises nothing. Which ones a worker knows:
-    tidegate status.
+    A worker that does not know it stops folding and authorises nothing; so this is refused while
+    one that answers does not. Which ones a worker knows: tidegate status.
     """
     session = _session(config, nats, space, as_, as_json)
-    _operate("ruleset", {"version": version}, session)
+    _operate("ruleset", {"version": version, "force": force}, session)
 
 
 @app.command()

@@ -154,6 +154,7 @@ def _read(data: bytes) -> Standing | None:
             int(value["epoch"]),
             int(value["watermark"]),
             str(value["halted"]),
+            tuple(int(one) for one in value.get("rulesets", ())),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -117,6 +117,19 @@ class Operations:
 
     async def _ruleset(self, raw: bytes) -> Verdict:
         query = RulesetQuery.from_bytes(raw)
+        if not query.force:
+            behind = [
+                one.replica
+                for one in await self._control.standings()
+                if query.version not in one.rulesets
+            ]
+            if behind:
+                return Refusal(
+                    Code.FAILED_PRECONDITION,
+                    "ruleset-not-known",
+                    f"{len(behind)} of the workers that answer cannot fold under ruleset "
+                    f"{query.version}: {', '.join(sorted(behind))}; upgrade them first",
+                )
         return await self._command(Ruleset(v=1, version=query.version))
 
     async def _command(self, body: Body) -> Verdict:

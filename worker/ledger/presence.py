@@ -35,12 +35,14 @@ class Standing:
         epoch: Of the log.
         watermark: Sequence of the last command it folded.
         halted: Why its fold stands still; empty if it does not.
+        rulesets: Rulesets it can fold under.
     """
 
     replica: str
     epoch: int
     watermark: int
     halted: str = ""
+    rulesets: tuple[int, ...] = ()
 
 
 class Presence:

@@ -386,7 +386,9 @@ class LedgerPlane:
     def _standing(self) -> Standing:
         here, trouble = self._runner.position, self._runner.trouble
         halted = "" if trouble is None else trouble.reason
-        return Standing(self._replica, here.epoch, here.watermark, halted)
+        return Standing(
+            self._replica, here.epoch, here.watermark, halted, tuple(sorted(self._rulesets))
+        )
 
     def _count_stored(self, rows: Sequence[OutRow]) -> None:
         counting.count_stored(rows, self._watch.now_ms())
