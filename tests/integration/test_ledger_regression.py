@@ -1,8 +1,10 @@
 """The broker's store replaced by an older copy: nothing repeated, nothing dropped in silence."""
 
 import asyncio
+import contextlib
 import json
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -257,6 +259,29 @@ async def test_a_log_made_anew_is_noticed_even_when_it_is_longer(own_space: Spac
             await until(lambda: epoch(one) == 2, 20, one.ledger.status)
             await one.said(newer[-1][0])
             assert await holds(one) == {"u0": 2, "u1": 1, "u2": 1, "u3": 1}
+
+
+@pytest.mark.parametrize(
+    ("noted", "value"),
+    [("log_created", "2020-01-01T00:00:00Z"), ("log_last_seen", "1000")],
+)
+async def test_a_log_that_differs_from_what_was_noted_of_it_is_not_gone_on_with(
+    space: Space, noted: str, value: str
+) -> None:
+    """Every message it holds is the one that was folded; its birth or its length is not."""
+    async with a_log(space) as log:
+        async with folding(space) as one:
+            await one.said((await reserve(log, "u0", "u1"))[-1][0])
+        path = space.data_dir / space.names.space / "ledger.db"
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            found = db.execute("UPDATE local SET value = ? WHERE name = ?", (value, noted))
+            assert found.rowcount == 1
+            db.commit()
+        async with folding(space) as one:
+            last = (await reserve(log, "u2"))[-1][0]
+            await one.folded(last)
+            await until(lambda: epoch(one) == 2, 20, one.ledger.status)
+            assert await holds(one) == {"u0": 1, "u1": 1, "u2": 1}
 
 
 async def test_the_right_store_put_back_again_ends_the_alarm(

@@ -371,7 +371,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "    if False:\n",
             ),
         ),
-        (f"{_REGRESSION}::test_a_log_made_anew_is_noticed_even_when_it_is_longer",),
+        (f"{_REGRESSION}::test_a_log_that_differs_from_what_was_noted_of_it_is_not_gone_on_with",),
         LEDGER,
     ),
     Guard(
@@ -407,7 +407,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "",
             ),
         ),
-        (f"{_REGRESSION}::test_one_replica_goes_on_by_itself",),
+        (f"{_REGRESSION}::test_a_log_that_differs_from_what_was_noted_of_it_is_not_gone_on_with",),
         LEDGER,
     ),
     Guard(
