@@ -136,7 +136,7 @@ class QueryService:
                 return
             if len(self._tasks) >= MAX_IN_FLIGHT:
                 busy = Refusal(
-                    Code.RESOURCE_EXHAUSTED, "too-many-queries", "this worker is answering enough"
+                    Code.UNAVAILABLE, "too-many-queries", "this worker is answering enough"
                 )
                 await self._reply(msg, busy)
                 return

@@ -234,7 +234,7 @@ ANSWERING: Final = Group(
         ),
         Reason(
             "too-many-queries",
-            (Code.RESOURCE_EXHAUSTED,),
+            (Code.UNAVAILABLE,),
             "This worker is answering as many queries as it takes at once.",
             "Ask again a moment later, and ask less often: subscribe to facts instead of polling.",
             Retry.AGAIN,
