@@ -207,7 +207,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
     ),
     Guard(
         "settle-deadline",
-        "the deadline is not compared again after the answer was filed",
+        "the deadline is not compared again once the answer was filed",
         (
             Edit(
                 "worker/checkpoints/verbs.py",
@@ -221,7 +221,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
     ),
     Guard(
         "settle-deadline-remembered",
-        "nor for a checkpoint that the worker minted itself",
+        "nor is it for a checkpoint that the worker minted itself",
         (
             Edit(
                 "worker/checkpoints/verbs.py",
