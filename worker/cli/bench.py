@@ -1,11 +1,9 @@
 """``tidegate bench``: figures beside the raw ceilings of the same broker, in one run."""
 
-from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from schemas.strict_json import JsonObject
 from worker.bench import text
 from worker.cli import common
 from worker.cli.common import JsonFlag
@@ -27,7 +25,7 @@ def checkpoints(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     """How fast runs settle, and how late they expire."""
     from worker.bench import checkpoints as bench
 
-    figures = _measure(bench.run(count, common.say))
+    figures = common.run_async(bench.run(count, common.say), fast=True)
     common.emit(figures, as_json, text.checkpoints(figures))
 
 
@@ -39,7 +37,7 @@ def caps(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     """
     from worker.bench import caps as bench
 
-    figures = _measure(bench.run(count, common.say))
+    figures = common.run_async(bench.run(count, common.say), fast=True)
     common.emit(figures, as_json, text.caps(figures))
 
 
@@ -48,7 +46,7 @@ def admission(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     """How fast turns get seats, and what a decision costs."""
     from worker.bench import admission as bench
 
-    figures = _measure(bench.run(count, common.say))
+    figures = common.run_async(bench.run(count, common.say), fast=True)
     common.emit(figures, as_json, text.admission(figures))
 
 
@@ -108,7 +106,7 @@ def timers(
     work = bench.run(
         pending, rate, lead, common.say, in_flight=in_flight, minters=minters, for_s=stop_after
     )
-    figures = _measure(work)
+    figures = common.run_async(work, fast=True)
     common.emit(figures, as_json, text.timers(figures))
 
 
@@ -148,9 +146,6 @@ def everything(
     """
     from worker.bench import everything as bench
 
-    figures = _measure(bench.run(count, max_timers, max_turns, common.say, peers=peers))
+    work = bench.run(count, max_timers, max_turns, common.say, peers=peers)
+    figures = common.run_async(work, fast=True)
     common.emit(figures, as_json, text.everything(figures))
-
-
-def _measure(work: Coroutine[Any, Any, JsonObject]) -> JsonObject:
-    return common.run_async(work, fast=True)
