@@ -97,6 +97,19 @@ class _KeptSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class _KeptStatus:
+    """A status as its bytes, for the same reason."""
+
+    data: bytes
+    revision: int
+    cause: str | None
+
+    def status(self) -> StatusAt:
+        record = StatusRecord.from_bytes(self.data, max_bytes=MAX_RECORD_BYTES)
+        return StatusAt(record, self.revision, self.cause)
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """Only a deletion marker is left: the token is closed for ever."""
 
@@ -129,7 +142,7 @@ class Records:
         self._epf = epf
         self._atomic = atomic
         self._specs: OrderedDict[Checkpoint, _KeptSpec] = OrderedDict()
-        self._waiting: OrderedDict[Checkpoint, StatusAt] = OrderedDict()
+        self._waiting: OrderedDict[Checkpoint, _KeptStatus] = OrderedDict()
 
     def without_batches(self) -> None:
         """Write key by key from now on, since the bucket takes no atomic batches."""
@@ -194,7 +207,8 @@ class Records:
         It saves reads only: a compare-and-set on its revision still decides, and succeeds only if
         nothing has happened to the checkpoint since.
         """
-        self._waiting[target] = status
+        kept = _KeptStatus(status.record.to_bytes(), status.revision, status.cause)
+        self._waiting[target] = kept
         self._waiting.move_to_end(target)
         if len(self._waiting) > WAITING_REMEMBERED:
             self._waiting.popitem(last=False)
@@ -202,7 +216,7 @@ class Records:
     def remembered(self, target: Checkpoint) -> tuple[SpecAt, StatusAt] | None:
         """Spec and waiting status, if this worker wrote them lately."""
         spec, status = self._specs.get(target), self._waiting.get(target)
-        return None if spec is None or status is None else (spec.spec(), status)
+        return None if spec is None or status is None else (spec.spec(), status.status())
 
     def forget_waiting(self, target: Checkpoint, revision: int) -> None:
         """Forget a remembered status, unless it is the one of ``revision``."""
