@@ -201,10 +201,10 @@ class Sweep:
         await self._repairer.repair(target, self._cause)
 
     async def _each(self, items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-        slots = asyncio.Semaphore(IN_FLIGHT)
+        waiting = iter(items)
 
-        async def one(item: T) -> None:
-            async with slots:
+        async def lane() -> None:
+            for item in waiting:
                 try:
                     await work(item)
                 except (Unavailable, StreamMissing, Denied):
@@ -214,7 +214,8 @@ class Sweep:
                     reason = error.reason if isinstance(error, TidegateError) else "internal"
                     log.exception("sweep_skipped", space=self._names.space, reason=reason)
 
-        await together(*(one(item) for item in items))
+        # Lanes, since a task for each row of a page would take megabytes.
+        await together(*(lane() for _ in range(IN_FLIGHT)))
 
 
 def _targets(names: Names, page: Iterable[str]) -> list[Checkpoint]:
