@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas import headers as h
 from schemas.commands.adm import Payload
 from schemas.subjects import payload_key
 from tests.support.proctable import ProcTable, process
@@ -164,6 +165,9 @@ async def test_dispatch_destroys_exactly_what_was_enqueued(scene: Scene, phase: 
         return entry is not None and entry.deleted
 
     await until(is_destroyed, True, 5, "the payload's being destroyed")
+    mark = await scene.stored("r1")
+    assert mark is not None
+    assert mark.headers[h.TTL] == "168h"
     assert await refused(turn.sealed()) == "wrong-state"
     other = await scene.stored("r2")
     assert other is not None

@@ -3,7 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from schemas import headers, strict_json, subjects
 from schemas.names import Names
@@ -24,6 +24,11 @@ class Kind(IntEnum):
 
     KEYED = 6
     """A fact about something that must not be named outside: ``keyed.leave`` makes its body."""
+
+
+MARK_TTL: Final = "168h"
+"""How long a destroyed prompt's mark stays, so that a put which comes late is refused. The turn's
+own row forbids its delivery for ever."""
 
 
 class OutRow(NamedTuple):
@@ -54,7 +59,7 @@ class OutRow(NamedTuple):
     def headers(self) -> dict[str, str] | None:
         """Headers it is published with."""
         if self.kind is Kind.DELETE:
-            return {headers.KV_OPERATION: "DEL"}
+            return {headers.KV_OPERATION: "DEL", headers.TTL: MARK_TTL}
         return None if self.trace is None else {headers.TRACEPARENT: self.trace}
 
 

@@ -87,7 +87,7 @@ def growing_streams(names: Names) -> Mapping[str, str]:
         names.ept_stream: "a timer that has fired stays for an hour",
         names.epf_stream: "a settle fact proves for ever that a token was used",
         kv_stream(names.records_bucket): "a token is never used again, so its records stay",
-        kv_stream(names.payloads_bucket): "a deletion's mark keeps a prompt from coming back",
+        kv_stream(names.payloads_bucket): "a deletion's mark refuses a late put for seven days",
     }
 
 
