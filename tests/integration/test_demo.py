@@ -50,6 +50,12 @@ def test_the_demo_tells_its_story_to_a_person(tmp_path: Path) -> None:
     assert "Every scene ended as it must" in done.stdout
 
 
+def heed_signals() -> None:
+    """Where a suite runs in the background, hangups and interrupts are ignored by inheritance."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_demo_with_all_that_it_started(
     tmp_path: Path, number: signal.Signals
@@ -63,6 +69,7 @@ def test_a_signal_ends_the_demo_with_all_that_it_started(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=heed_signals,
     )
     assert demo.stdout is not None
     with demo.stdout as told:
