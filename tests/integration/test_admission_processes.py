@@ -173,7 +173,11 @@ async def work(scene: Scene, folder: Path, *, seconds: float, kill_every_s: floa
         if loop.time() >= next_kill:
             await crowd.kill_one(rng)
             next_kill += kill_every_s
-    await crowd.stop()
+    # A seat in debt is found to be so after its owner's death, and until then waited for.
+    stopping = asyncio.create_task(crowd.stop())
+    while not (await asyncio.wait({stopping}, timeout=0.2))[0]:
+        await scene.settle_debts()
+    await stopping
     return crowd
 
 

@@ -155,9 +155,15 @@ async def test_a_replica_changed_by_hand_is_caught_and_stops(
             db.execute("UPDATE holds SET changes = changes + 1")
             db.execute("INSERT INTO holds VALUES ('user-x', 'reserved', 5, 7, NULL)")
             db.commit()
-        async with folding(space, tmp_path / "b") as b:
-            (last,) = await log.publish(log.command("reserve", "user-x"))
+        reserve = log.command("reserve", "user-x")
+        if not leases:
+            # Where both publish, the first is believed.
+            (last,) = await log.publish(reserve)
             await a.said(last)
+        async with folding(space, tmp_path / "b") as b:
+            if leases:
+                (last,) = await log.publish(reserve)
+                await a.said(last)
             await until(lambda: b.ledger.status()["halted"] == "diverged")
             assert "tidegate ledger verify" in b.ledger.not_ready()[0]
             assert a.ledger.not_ready() == []
