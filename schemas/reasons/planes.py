@@ -300,7 +300,7 @@ ADMISSION: Final = Group(
         Reason(
             "no-space-key",
             (Code.UNAVAILABLE,),
-            "The journal cannot be shown: the key that hides its request ids is not read yet.",
+            "The journal cannot be shown: the key that hides its request ids cannot be read now.",
             "Ask again.",
             Retry.AGAIN,
         ),

@@ -158,3 +158,14 @@ def test_people_are_shown_words(shell: Shell) -> None:
     assert "an operator (resolve)" in shell.run("recoverable", *OP)
     assert "request_recovery_required" in shell.run("events", *OP)
     assert "the turn is recovery_required" in shell.run("active", "r1", code=3) + shell.said
+
+
+def test_the_journal_is_shown_by_a_worker_that_has_said_nothing_yet(
+    space: Space, process_worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    shell = Shell(space, tmp_path / "user")
+    first = process_worker(host="host-of-the-worker").wait_ready()
+    shell.enqueue("r1")
+    first.terminate()
+    process_worker(host="host-of-the-worker").wait_ready()
+    assert "request_enqueued" in shell.run("events", *OP)

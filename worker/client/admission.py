@@ -423,7 +423,7 @@ class Admission:
         """A page of the journal.
 
         Raises:
-            Failed: ``journal-damaged``, or the space's key has not been read yet.
+            Failed: ``journal-damaged``, or the space's key cannot be read now.
         """
         body = EventsQuery.from_object({"after": after, "limit": limit})
         answer = await self._client.query("adm", "events", body, timeout_ms=timeout_ms)

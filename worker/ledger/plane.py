@@ -4,12 +4,15 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from schemas.names import Names
 from schemas.results import Verdict
 from schemas.subjects import Speaker
 from worker.ledger.tx import Tx
+
+NO_SPACE_KEY: Final = "no-space-key"
+"""Reason of a query that needs the space's key while it has not been read: it is asked again."""
 
 Handler = Callable[[Tx, tuple[str, ...], Any], Verdict]
 """A transition: (transaction, key tokens of the subject, checked body) to a verdict.

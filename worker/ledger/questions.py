@@ -1,5 +1,6 @@
 """Queries of the ledger's planes: answered from the file, between two batches, without writing."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -8,9 +9,10 @@ from schemas import strict_json
 from schemas.codes import BadInput, Code
 from schemas.results import Refusal, Verdict
 from schemas.subjects import Speaker
-from worker.ledger.plane import Plane, Query, View
+from worker.bus.errors import BusError
+from worker.ledger.plane import NO_SPACE_KEY, Plane, Query, View
 from worker.ledger.runner import Runner
-from worker.ledger.space_key import SpaceKey
+from worker.ledger.space_key import KeyDamaged, SpaceKey
 from worker.ledger.watch import LogWatch
 from worker.queries import QueryHandler
 
@@ -87,6 +89,15 @@ class Questions:
         trouble = self._runner.trouble
         if trouble is not None:
             return Refusal(Code.UNAVAILABLE, trouble.reason, trouble.message)
+        verdict = await self._read(query, speaker, raw)
+        if isinstance(verdict, Refusal) and verdict.reason == NO_SPACE_KEY:
+            # Nothing keyed has left since this worker started, so nobody has read the key yet.
+            with contextlib.suppress(BusError, KeyDamaged):
+                await self._key.get()
+                verdict = await self._read(query, speaker, raw)
+        return verdict
+
+    async def _read(self, query: Query, speaker: Speaker, raw: bytes) -> Verdict:
         database, now_ms, key = self._runner.database, self._watch.now_ms(), self._key.known
         return await database.read(
             lambda db, state: query(
