@@ -10,6 +10,10 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
+from schemas import strict_json
+from schemas.codes import Code
+from schemas.results import Error, Refusal
+
 REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
 """How long a command id is remembered, in log time."""
 
@@ -35,6 +39,20 @@ def key_of(principal: str, command_id: str) -> bytes:
     A short key of fixed length keeps the one index that every command writes to small.
     """
     return hashlib.blake2b(f"{principal}\0{command_id}".encode(), digest_size=16).digest()
+
+
+def refusal_of(db: sqlite3.Connection, key: bytes) -> Refusal | None:
+    """The refusal that is remembered of a command; ``None`` if there is none."""
+    row = db.execute(_FIND, (key,)).fetchone()
+    if row is None:
+        return None
+    said = strict_json.loads(b"{%b}" % row[3])
+    if said["status"] == "ok":
+        return None
+    error = Error.model_validate(said["error"])
+    return Refusal(
+        Code(error.code), error.reason, error.message, at_field=error.field, data=said["data"]
+    )
 
 
 @dataclass(frozen=True, slots=True)

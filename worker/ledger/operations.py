@@ -23,7 +23,7 @@ from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker import identity
 from worker.bus.jetstream import JetStream
-from worker.ledger import digest
+from worker.ledger import digest, memory
 from worker.ledger.control import Control
 from worker.ledger.errors import Regressed
 from worker.ledger.keeper import Keeper
@@ -133,7 +133,10 @@ class Operations:
         return await self._command(Ruleset(v=1, version=query.version))
 
     async def _command(self, body: Body) -> Verdict:
-        """Put a command of the worker's into the log and wait until it is folded."""
+        """Put a command of the worker's into the log and wait until it is folded.
+
+        A refusal of the command is the query's answer, too.
+        """
         subject = subjects.command(self._names, self._worker, body.PLANE, body.VERB)
         command_id = identity.new_uid()
         epoch = self._runner.position.epoch
@@ -142,7 +145,11 @@ class Operations:
         )
         folded = await self._runner.wait_for(epoch, ack.seq, FOLD_MS)
         data: JsonObject = {"id": f"{epoch}-{ack.seq}", "command_id": command_id}
-        return Accepted("folded" if folded else "published", data)
+        if not folded:
+            return Accepted("published", data)
+        key = memory.key_of(self._worker.principal, command_id)
+        refused = await self._runner.database.read(lambda db, _: memory.refusal_of(db, key))
+        return refused or Accepted("folded", data)
 
     async def _rebase(self, raw: bytes) -> Verdict:
         RebaseQuery.from_bytes(raw)
