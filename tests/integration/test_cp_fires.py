@@ -171,6 +171,29 @@ async def test_a_fire_of_another_generation_is_stale(desk: Desk) -> None:
 
 
 @pytest.mark.usefixtures("replica")
+async def test_a_timer_that_went_with_the_one_before_is_armed_anew(desk: Desk) -> None:
+    """What the broker does to a timer that is armed anew in the instant of its firing."""
+    target = a_target()
+    before = fires("stale")
+    status = await desk.plant(target, in_ms=MINUTE_MS, generation=3)
+    assert await desk.armed(target) is None
+    earlier = Fire(desk, target, {**status, "deadlineGeneration": 2})
+
+    async def armed_after_it() -> int:
+        await desk.handled(desk.names.fires_durable, await publish(desk, earlier))
+        found = await desk.armed(target)
+        assert found is not None
+        body = json.loads(found.data)
+        assert (body["generation"], body["deadline"]) == (3, status["deadline"])
+        return found.seq
+
+    first = await armed_after_it()
+    # Its header has the broker remove what stands, as a real one's does.
+    assert await armed_after_it() > first
+    assert fires("stale") == before + 2
+
+
+@pytest.mark.usefixtures("replica")
 async def test_a_fire_of_what_does_not_wait_does_nothing(desk: Desk) -> None:
     resumed, unknown, expired = a_target(), a_target(), a_target()
     minted = await desk.mint(resumed)

@@ -141,6 +141,7 @@ class CheckpointPlane:
             names,
             self._clock,
             self._records.prove,
+            self._writer,
             self._expire_fired,
             self._settler.settled_lately,
             self._hands,

@@ -12,14 +12,14 @@ from schemas import subjects
 from schemas.codes import BadInput, Code
 from schemas.names import Names
 from schemas.records import TimerBody
-from schemas.subjects import Checkpoint
+from schemas.subjects import Checkpoint, Timer
 from worker import logs, metrics
 from worker.bus.errors import BusError
 from worker.bus.pull import Delivery
 from worker.errors import TidegateError
 from worker.timers.hands import Hands
 from worker.timers.wheel import LowerClock
-from worker.timers.writer import Prove
+from worker.timers.writer import Proof, Prove, TimerWriter
 
 log = logs.get()
 
@@ -37,6 +37,7 @@ class FireHandler:
         names: The space.
         clock: Lower bound of the broker's now.
         prove: Reads a status at the leader.
+        writer: Arms anew what the broker lost.
         expire: Settles a due checkpoint by compare-and-set.
         settled_lately: Whether this worker has just settled that generation, which saves a read.
         hands: Which checkpoints this worker is settling just now.
@@ -47,6 +48,7 @@ class FireHandler:
         names: Names,
         clock: LowerClock,
         prove: Prove,
+        writer: TimerWriter,
         expire: Expire,
         settled_lately: Callable[[Checkpoint, int], bool],
         hands: Hands,
@@ -54,6 +56,7 @@ class FireHandler:
         self._names = names
         self._clock = clock
         self._prove = prove
+        self._writer = writer
         self._expire = expire
         self._settled_lately = settled_lately
         self._hands = hands
@@ -104,9 +107,11 @@ class FireHandler:
             return "forged", 0
         target = Checkpoint(timer.endpoint, timer.token)
         async with self._hands.hold(target):
-            return await self._judge_target(target, body)
+            return await self._judge_target(timer, target, body)
 
-    async def _judge_target(self, target: Checkpoint, body: TimerBody) -> tuple[str, int]:
+    async def _judge_target(
+        self, timer: Timer, target: Checkpoint, body: TimerBody
+    ) -> tuple[str, int]:
         if self._settled_lately(target, body.generation):
             return "not-waiting", 0
         proof = await self._prove(target)
@@ -115,9 +120,28 @@ class FireHandler:
         if not proof.waiting:
             # Looked at all the same: a settlement that was cut off is finished then.
             return await self._expire(target, body.generation), 0
-        if proof.generation != body.generation:
-            return "stale", 0
         wait_ms = proof.deadline_ms - self._clock.lower_ms()
+        if proof.generation != body.generation:
+            if proof.generation > body.generation and wait_ms > 0:
+                await self._arm_what_was_lost(timer, proof)
+            return "stale", 0
         if wait_ms > 0:
             return "early", int(wait_ms) + 1
         return await self._expire(target, body.generation), 0
+
+    async def _arm_what_was_lost(self, timer: Timer, live: Proof) -> None:
+        """Arm the deadline in force, if no timer of this owner stands.
+
+        The broker removes ``.armed`` a moment after it has read it to fire it. A timer that was
+        armed anew in between, and acknowledged, goes with it (measured with 2.15: one in 180 of
+        those armed within 260 ms of the old deadline), and the fire of the old one is its only
+        trace.
+        """
+        if await self._writer.armed_seq(timer) == 0:
+            body = TimerBody(
+                v=1,
+                timerId=timer.token,
+                generation=live.generation,
+                deadline=live.deadline_ms,
+            )
+            await self._writer.arm(timer, body, known_seq=0)

@@ -122,8 +122,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/timers/fires.py",
-                '        if proof.generation != body.generation:\n            return "stale", 0\n',
-                "",
+                "        if proof.generation != body.generation:\n            if",
+                "        if False:\n            if",
             ),
             Edit(
                 "worker/checkpoints/plane.py",
@@ -132,6 +132,19 @@ GUARDS: Final[tuple[Guard, ...]] = (
             ),
         ),
         (f"{_FIRES}::test_a_fire_of_another_generation_is_stale",),
+        CP,
+    ),
+    Guard(
+        "fire-lost-timer",
+        "a timer that the broker lost as it fired the one before is not armed anew",
+        (
+            Edit(
+                "worker/timers/fires.py",
+                "        if await self._writer.armed_seq(timer) == 0:\n",
+                "        if await self._writer.armed_seq(timer) < 0:\n",
+            ),
+        ),
+        (f"{_FIRES}::test_a_timer_that_went_with_the_one_before_is_armed_anew",),
         CP,
     ),
     Guard(
