@@ -127,3 +127,7 @@ def test_a_file_that_is_no_backup_is_refused_and_replaces_nothing(
     file.write_bytes(b"this is no database" * 100)
     shell.run("ledger", "restore", str(file), code=3)
     assert not (space.data_dir / space.names.space / LEDGER_FILE).exists()
+    shell.run("ledger", "restore", str(tmp_path / "none.db"), code=2)
+    assert "none.db is no file" in shell.said
+    shell.run("ledger", "backup", str(tmp_path / "none" / "b.db"), code=2)
+    assert "there is no folder" in shell.said

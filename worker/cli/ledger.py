@@ -237,9 +237,13 @@ def backup(
     session = _session(config, nats, space, None, as_json)
     if file.exists():
         common.usage("FILE", f"{file} exists; name a file that does not")
+    if not file.absolute().parent.is_dir():
+        common.usage("FILE", f"there is no folder {file.parent}")
     taken = _asked(session, "snapshot", {})
     common.run_async(_fetch(session, taken["name"], file.absolute()))
-    common.emit({"v": 1, "file": str(file), **taken}, as_json, f"{file} at {taken['watermark']}")
+    common.emit(
+        {"v": 1, "file": str(file), **taken}, as_json, f"{file}: the ledger at {taken['watermark']}"
+    )
 
 
 @app.command()
@@ -257,6 +261,8 @@ def restore(
     The worker then folds on from there.
     """
     session = _session(config, None, space, None, as_json)
+    if not file.is_file():
+        common.usage("FILE", f"{file} is no file")
     found = common.run_async(_restore(session, file, replace=replace))
     common.emit({"v": 1, **found}, as_json, _digest_lines(found))
 
