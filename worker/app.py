@@ -172,7 +172,10 @@ class Worker:
                 f"the data directory {directory} cannot be used: {error.strerror}"
             ) from error
         if self._lock is None:
-            raise StartRefused(f"another worker already runs in the data directory {directory}")
+            raise StartRefused(
+                f"another worker already runs in the data directory {directory}; "
+                "give this one its own: TIDEGATE_DATA_DIR or --data-dir"
+            )
 
     async def _bring_up(self) -> None:
         options = await self._find_broker()

@@ -234,11 +234,12 @@ class Settings(BaseSettings):
         }
         used = [name for name, value in ways.items() if value is not None]
         if len(used) > 1:
-            raise ValueError(f"use only one of {', '.join(used)}")
+            words = ", ".join(f"TIDEGATE_{name.upper()}" for name in used)
+            raise ValueError(f"use only one of {words}")
         if (self.nats_password is not None) and self.nats_user is None:
-            raise ValueError("nats_password needs nats_user")
+            raise ValueError("TIDEGATE_NATS_PASSWORD needs TIDEGATE_NATS_USER")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together")
+            raise ValueError("TIDEGATE_TLS_CERT and TIDEGATE_TLS_KEY go together")
         return self
 
     @property

@@ -93,7 +93,7 @@ def test_two_ways_to_sign_in_are_refused(tmp_path: Path) -> None:
     seed.write_text("x")
     with pytest.raises(BadSettings, match="only one of"):
         load({"nats_user": "u", "nats_nkey_seed_file": seed})
-    with pytest.raises(BadSettings, match="needs nats_user"):
+    with pytest.raises(BadSettings, match="needs TIDEGATE_NATS_USER"):
         load({"nats_password": "p"})
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -240,6 +241,9 @@ async def _ignore(error: Exception) -> None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ConnectionError) and error.errno:
+        # asyncio puts the address in again, as a tuple.
+        return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -57,9 +58,11 @@ class HealthServer:
             await site.start()
         except (OSError, socket.gaierror) as error:
             await self._runner.cleanup()
+            unknown = isinstance(error, socket.gaierror) or not error.errno
+            words = "no such address" if unknown else os.strerror(error.errno or 0)
             raise StartRefused(
-                f"the health address {self._host}:{self._port} cannot be used: "
-                f"{error.strerror or 'not available'}"
+                f"the health address {self._host}:{self._port} cannot be used: {words}"
+                "; set TIDEGATE_HEALTH_HOST or TIDEGATE_HEALTH_PORT"
             ) from error
 
     async def stop(self) -> None:
