@@ -91,8 +91,8 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
     """
     try:
         speaker = Speaker(principal, uid)
-    except BadInput as bad:
-        raise BadIdentity(f"{bad.message}; a principal matches [A-Za-z0-9_-]{{1,64}}") from None
+    except BadInput:
+        raise BadIdentity("a principal matches [A-Za-z0-9_-]{1,64}") from None
     content = json.dumps({"v": 1, "principal": speaker.principal, "uid": speaker.uid}) + "\n"
     for _ in range(2):
         if (kept := find(data_dir, principal)) is not None:

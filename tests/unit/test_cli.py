@@ -113,6 +113,7 @@ def test_help_is_fast_and_loads_nothing_heavy(tmp_path: Path) -> None:
         ["cp", "list", "--limit", "0"],
         ["cp", "list", "--space", "a b"],
         ["cp", "list", "--as", "a.b"],
+        ["cp", "list", "--as", "a b"],
         ["cp", "wait", "build", "x", "--wait-timeout", "soon"],
         ["config", "show", "--config", "/does/not/exist"],
         ["schema", "command.cp.nonsense"],
@@ -126,6 +127,13 @@ def test_wrong_usage_exits_with_2_and_prints_no_data(tmp_path: Path, arguments: 
     assert done.stdout == ""
     assert done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_is_none_is_refused_with_what_it_may_be(tmp_path: Path) -> None:
+    said = command(
+        ["cp", "mint", "build", "\uff41", "-d", "+15m"], environment(data_dir=tmp_path)
+    ).stderr
+    assert "TOKEN: a token matches [A-Za-z0-9_-]{1,64}" in said
 
 
 def test_config_show_lists_every_setting_with_its_source(tmp_path: Path) -> None:

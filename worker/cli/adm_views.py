@@ -45,9 +45,7 @@ def result_lines(result: Result, now_ms: int) -> list[str]:
         view = PolicyView.from_object(data)
         return columns([("outcome", result.outcome)]) + policy_lines(view)
     if "fingerprint" in data:
-        return columns([("outcome", result.outcome)]) + turn_lines(
-            TurnView.from_object(data), now_ms
-        )
+        return turn_lines(TurnView.from_object(data), now_ms, outcome=result.outcome)
     rows = [("outcome", result.outcome)]
     for name, label in (
         ("request_id", "request"),
@@ -66,9 +64,10 @@ def result_lines(result: Result, now_ms: int) -> list[str]:
     return columns(rows)
 
 
-def turn_lines(turn: TurnView, now_ms: int) -> list[str]:
-    """One turn."""
-    rows = [
+def turn_lines(turn: TurnView, now_ms: int, *, outcome: str | None = None) -> list[str]:
+    """One turn, below the word of the result that shows it."""
+    rows = [] if outcome is None else [("outcome", outcome)]
+    rows += [
         ("request", turn.request_id),
         ("state", turn.state),
         ("generation", str(turn.generation)),
@@ -85,7 +84,7 @@ def turn_lines(turn: TurnView, now_ms: int) -> list[str]:
         rows.append(("lease", turn.lease.lease_id))
         rows.append(("admitted", _ago(turn.lease.admitted_at_ms, now_ms)))
         if turn.lease.start_deadline_at_ms is not None:
-            rows.append(("start by", _ahead(turn.lease.start_deadline_at_ms, now_ms)))
+            rows.append(("may start", _ahead(turn.lease.start_deadline_at_ms, now_ms)))
     if turn.awaits_payload:
         rows.append(("waits for", BLOCKS["payload"]))
     if turn.settled_at_ms is not None:
@@ -227,7 +226,7 @@ def frees(words: Sequence[str]) -> str:
 def _instants(data: JsonObject, now_ms: int) -> list[tuple[str, str]]:
     shown = (
         ("deadline_at_ms", "deadline"),
-        ("start_deadline_at_ms", "start by"),
+        ("start_deadline_at_ms", "may start"),
         ("until_ms", "rests"),
     )
     return [(label, _ahead(data[name], now_ms)) for name, label in shown if name in data]

@@ -239,9 +239,13 @@ def _speaker(settings: "Settings", as_: str | None, *, operates: bool) -> Speake
             try:
                 return Speaker(principal, uid)
             except BadInput as bad:
-                usage("--as", bad.message)
+                misspelt("--as", bad)
         if not principal:
             usage("--as", "names nobody")
+        from schemas import tokens
+
+        if not tokens.is_principal(principal):
+            usage("--as", f"a principal matches {tokens.NAME_PATTERN}")
         return _life_of(settings, principal)
     if settings.principal:
         return _life_of(settings, settings.principal)
@@ -275,7 +279,7 @@ def _one_life(principal: str) -> Speaker:
     try:
         return Speaker(principal, identity.new_uid())
     except BadInput as bad:
-        usage("--as", bad.message)
+        misspelt("--as", bad)
 
 
 def _signs_in(settings: "Settings") -> bool:
@@ -398,6 +402,21 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def usage(parameter: str, message: str) -> NoReturn:
     """Refuse a parameter as wrong usage."""
     raise typer.BadParameter(message, param_hint=parameter)
+
+
+def misspelt(parameter: str, bad: BadInput) -> NoReturn:
+    """Refuse a parameter that the contract refuses, and say what it may be."""
+    from schemas import tokens
+
+    grammar = {
+        "endpoint": "is dotted labels of a-z, 0-9 and -, such as runs.nightly, "
+        f"of {tokens.MAX_ENDPOINT_CHARS} characters at most",
+        "token": f"matches {tokens.NAME_PATTERN}",
+        "principal": f"matches {tokens.NAME_PATTERN}",
+        "uid": f"matches {tokens.UID_PATTERN}",
+    }.get(bad.field)
+    article = "an" if bad.field == "endpoint" else "a"
+    usage(parameter, bad.message if grammar is None else f"{article} {bad.field} {grammar}")
 
 
 def duration(parameter: str, text: str) -> int:

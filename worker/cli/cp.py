@@ -462,7 +462,7 @@ def _target(endpoint: str, token: str) -> Checkpoint:
     try:
         return Checkpoint(endpoint, token)
     except BadInput as bad:
-        common.usage(bad.field.upper(), bad.message)
+        common.misspelt(bad.field.upper(), bad)
 
 
 def _holder(session: Session, holder: str) -> Speaker:
@@ -477,7 +477,7 @@ def _holder(session: Session, holder: str) -> Speaker:
     try:
         return Speaker(principal, uid)
     except BadInput as bad:
-        common.usage("--holder", bad.message)
+        common.misspelt("--holder", bad)
 
 
 def _fields(body: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from worker.cli import common
-from worker.cli.common import ConfigOption, NatsOption, SpacesOption
+from worker.cli.common import ConfigOption, SpacesOption
 
 RUN_CODES = (
     "Exit codes: 0 stopped by a signal, 3 refused to start (the last line says why), "
@@ -25,7 +25,15 @@ def register(app: typer.Typer) -> None:
 
     @app.command(epilog=RUN_EXAMPLES)
     def run(
-        nats: NatsOption = None,
+        nats: Annotated[
+            str | None,
+            typer.Option(
+                "--nats",
+                help="Broker URLs, comma separated; by default TIDEGATE_NATS_URL, else a broker of "
+                "its own.",
+                metavar="URL",
+            ),
+        ] = None,
         spaces: SpacesOption = None,
         data_dir: Annotated[
             Path | None,
