@@ -88,9 +88,34 @@ def _lines(found: JsonObject) -> list[str]:
         ("broker", f"nats-server {broker['version']}, {broker['reconnects']} reconnects"),
     ]
     for name, shown in found["planes"].items():
-        rows += [(f"{name}.{key}", _plain(value)) for key, value in shown.items()]
+        rows += rows_of(name, shown)
     return common.columns(rows)
 
 
+def rows_of(name: str, shown: JsonObject) -> list[tuple[str, str]]:
+    """What a plane says of itself, a value a line; groups of counts on one, without the zeros."""
+    rows: list[tuple[str, str]] = []
+    for key, value in shown.items():
+        path = f"{name}.{key}"
+        if isinstance(value, dict) and "." in name:
+            counts = [f"{word} {_plain(count)}" for word, count in value.items() if count]
+            rows.append((path, ", ".join(counts) or "-"))
+        elif isinstance(value, dict):
+            rows += rows_of(path, value)
+        else:
+            rows.append((path, _plain(value)))
+    return rows
+
+
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    match value:
+        case str():
+            return value
+        case bool():
+            return "yes" if value else "no"
+        case None | []:
+            return "-"
+        case list():
+            return ", ".join(_plain(one) for one in value)
+        case _:
+            return json.dumps(value)
