@@ -20,7 +20,7 @@ from schemas.strict_json import JsonObject
 from worker.admission import journal, limits, owners, places, recovery, turns
 from worker.admission.turns import FENCED, Turn
 from worker.ledger import keyed
-from worker.ledger.plane import NO_SPACE_KEY, View
+from worker.ledger.plane import View
 
 _LEASED: Final = turns.SELECT + " WHERE l.request_id > ? ORDER BY l.request_id LIMIT ?"
 _COOLDOWNS: Final = (
@@ -111,7 +111,7 @@ def events(view: View, raw: bytes) -> Verdict:
     """``adm.events``: a page of the journal, as ``EventsPage``; one damaged row fails it."""
     body = EventsQuery.from_bytes(raw)
     if view.space_key is None:
-        return Refusal(Code.UNAVAILABLE, NO_SPACE_KEY, "the space's key cannot be read now")
+        return Refusal(Code.UNAVAILABLE, "no-space-key", "the space's key cannot be read now")
     try:
         entries = journal.page(view.db, body.after, body.limit + 1)
     except journal.Tampered as damage:
