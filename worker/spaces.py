@@ -49,7 +49,8 @@ async def create_space(conn: Connection, names: Names, settings: Settings) -> st
     if ledger.exists() and not (await topology.survey()).found:
         raise StartRefused(
             f"{ledger} is the ledger of a space {names.space!r} whose streams are gone; "
-            "restore them, or move the file away to begin anew"
+            "restore them; for another broker use another TIDEGATE_DATA_DIR; "
+            "or move the file away to begin anew"
         )
     return await topology.create(secrets.token_hex(16))
 

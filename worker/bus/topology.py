@@ -93,7 +93,9 @@ async def check_server(connection: Connection) -> None:
     except Unavailable:
         # Nobody answers: either it is still starting, or this server says that it has none.
         if connection.connected and not connection.server_info.get("jetstream"):
-            raise StartRefused("JetStream is not enabled on this server: enable it") from None
+            raise StartRefused(
+                "JetStream is not enabled on this server: enable it, as nats.conf does"
+            ) from None
         raise
 
 
