@@ -1,8 +1,6 @@
 """Every page that shows commands does what it says; the convention is in ``tests.docs``."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,32 +21,15 @@ BARE = ("README.md", "docs/quickstart.md")
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 
 
-@pytest.fixture(scope="module")
-def running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Future[None]]]:
-    """The pages that were asked for, run side by side, since each waits most of the time."""
-    wanted = [
-        str(item.callspec.params["page"])
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.module is request.module
-    ]
-    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
-        started = {page: pool.submit(run, page, tmp_path_factory.mktemp("page")) for page in wanted}
-        yield started.__getitem__
-
-
 @needs_bash
 @pytest.mark.timeout(900)  # a page is many processes in a row, each of which a busy machine delays
 @pytest.mark.parametrize("page", SKIPPED)
-def test_every_block_of_a_page_does_what_the_page_says(
-    page: str, running: Callable[[str], Future[None]]
-) -> None:
+def test_every_block_of_a_page_does_what_the_page_says(page: str, tmp_path: Path) -> None:
     skipped = [block for block in blocks((ROOT / page).read_text()) if block.use == "skip"]
     for block in skipped:
         print(f"not run: {page}:{block.line}: {block.detail}")
     assert len(skipped) == SKIPPED[page]
-    running(page).result()
+    run(page, tmp_path)
 
 
 def run(page: str, folder: Path) -> None:
