@@ -385,6 +385,7 @@ def test_the_command_line_says_permission_denied(
     done = command(["cp", "mint", "build", "-d", "+1h", "--as", "limited", "--json"], env)
     assert done.returncode == 3
     assert json.loads(done.stdout)["error"]["code"] == "permission-denied"
+    assert "tidegate doctor says which rights" in done.stderr
 
 
 def test_a_process_worker_is_reached_across_the_accounts(

@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -477,6 +477,20 @@ def exit_code(error: TidegateError | BadInput) -> int:
             return USAGE
         case _:
             return FAILED
+
+
+_HINTS: Final[Mapping[str, str]] = {
+    "permission-denied": "tidegate doctor says which rights this login has, and which it lacks",
+    "credentials-refused": "the login is TIDEGATE_NATS_USER and TIDEGATE_NATS_PASSWORD, "
+    "or TIDEGATE_NATS_CREDS_FILE",
+    "nobody-there": "is --space the right one (TIDEGATE_SPACES)? tidegate doctor says what is there",
+    "minting-paused": "tidegate cap minting on",
+}
+
+
+def hint(error: TidegateError | BadInput) -> str | None:
+    """What a person may do about an error, where the error itself cannot know."""
+    return _HINTS.get(error.reason)
 
 
 def error_object(error: TidegateError | BadInput) -> JsonObject:

@@ -94,6 +94,8 @@ def run() -> None:
         if "--json" in sys.argv:
             common.emit(common.error_object(error), True, "")
         common.say(f"tidegate: {error.message}")
+        if (hint := common.hint(error)) is not None:
+            common.say(f"  {hint}")
         sys.exit(common.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(common.INTERRUPTED)
