@@ -483,7 +483,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "permission-denied": "tidegate doctor says which rights this login has, and which it lacks",
     "credentials-refused": "the login is TIDEGATE_NATS_USER and TIDEGATE_NATS_PASSWORD, "
     "or TIDEGATE_NATS_CREDS_FILE",
-    "nobody-there": "is --space the right one (TIDEGATE_SPACES)? tidegate doctor says what is there",
+    "nobody-there": "is --space right (TIDEGATE_SPACES)? tidegate doctor says what is there",
     "minting-paused": "tidegate cap minting on",
 }
 
