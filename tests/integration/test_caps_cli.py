@@ -75,6 +75,10 @@ def test_a_cap_lives_and_is_stopped(shell: Shell) -> None:
     assert shown["authority"] == {"authorizes": True, "cap": 10, "expires_at_ms": int(second)}
     assert shown["reservation"]["state"] == "confirmed_active"
 
+    listed = shell.json("list", "--all")
+    assert [(one["cap"]["user"], one["stopped"]) for one in listed["caps"]] == [("ann", False)]
+    assert shell.json("list", "--ended")["caps"] == []
+
     stopped = shell.json("stop", "ann", "--command-id", "the-one-stop-of-ann")
     assert stopped["data"]["generation"] == 1
     assert stopped["data"]["expires_at_ms"] == int(second)
@@ -96,10 +100,15 @@ def test_people_are_shown_words(shell: Shell) -> None:
     assert lines["mint with expiry"].strip().endswith(".001Z")
     assert "confirmed_active" in shell.run("confirm", "ann", name, "-x", expires)
     assert "more" in shell.run("authorize", "ann", "--amount", "3", "-x", expires)
+    header, row = shell.run("list").splitlines()
+    assert header.split() == ["USER", "CAP", "STATE", "EXPIRES", "IN"]
+    assert row.split()[:3] == ["ann", "10", "confirmed_active"]
     assert "authorizes  yes" in shell.run("show", "ann")
     assert "different-reservation" in shell.run("reserve", "ann", name, "-x", "+1h", "--cap", "11",
                                                 code=3) + shell.said  # fmt: skip
     assert "ended grant of" in shell.run("stop", "ann")
+    assert len(shell.run("list").splitlines()) == 1
+    assert shell.run("list", "--ended").splitlines()[1].split()[::2][:2] == ["ann", "stopped"]
     assert "no: stopped" in shell.run("show", "ann", "--key", name)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schemas import tokens
-from schemas.caps import ImportView
+from schemas.caps import CapsPage, ImportView, ListedCap
 from schemas.results import Result
 from schemas.roles import OPERATOR_PREFIX
 from worker.cli import cap_views, common
@@ -279,6 +279,58 @@ def show(
         detail = await client.cap.show(whose, mint_key=key, after=after)
         lines = cap_views.detail_lines(detail, common.now_ms())
         common.emit(detail.to_object(), session.as_json, lines)
+
+    _with_client(session, work)
+
+
+@app.command("list", epilog=AS_OPERATOR)
+def list_(
+    ended: Annotated[
+        bool,
+        typer.Option("--ended", help="Those that ended last, in place of those in force."),
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Caps a page.", metavar="N")
+    ] = 100,
+    after_user: Annotated[
+        str | None,
+        typer.Option(
+            "--after-user", metavar="USER", help="Where the page before ended; it is told there."
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
+    space: SpaceOption = None,
+    as_: AsOption = None,
+    timeout: TimeoutOption = None,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the caps in force, by person, or those that ended last."""
+    session = common.operators(config, nats, space, as_, as_json, timeout)
+    if ended and (after_user or all_):
+        common.usage("--ended", "what ended has one page: not with --after-user or --all")
+    start = None if after_user is None else _user(after_user)
+
+    async def work(client: "Client") -> None:
+        caps: list[ListedCap] = []
+        damaged, at = 0, start
+        while True:
+            page = await client.cap.list(
+                which="ended" if ended else "active", limit=limit, after_user=at
+            )
+            caps.extend(page.caps)
+            damaged, at = damaged + page.damaged, page.next_after_user
+            if at is None or not all_:
+                break
+        value = CapsPage(caps=caps, damaged=damaged, next_after_user=at)
+        common.emit(value.to_object(), session.as_json, cap_views.table(caps, common.now_ms()))
+        if session.as_json:
+            return
+        if damaged:
+            common.say(f"{damaged} rows could not be read; tidegate cap show says which.")
+        if at is not None:
+            common.say(f"There is more: --after-user {at}, or --all.")
 
     _with_client(session, work)
 

@@ -1,8 +1,9 @@
 """How caps look in a terminal."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from schemas.caps import RESERVED, CapDetail, CapView, ImportView
+from schemas.caps import RESERVED, CapDetail, CapView, ImportView, ListedCap
 from schemas.results import Result
 from worker.cli.common import columns
 from worker.cli.instants import show_duration, show_instant
@@ -60,6 +61,30 @@ def detail_lines(detail: CapDetail, now_ms: int) -> list[str]:
     minting = "on" if settings.enabled else "off"
     permits = f"permits valid for {show_duration(settings.permit_ms)}"
     return [*lines, "", f"minting is {minting}, {permits}"]
+
+
+def table(caps: Sequence[ListedCap], now_ms: int) -> list[str]:
+    """A list of caps, one a line."""
+    return columns(
+        [
+            ("USER", "CAP", "STATE", "EXPIRES", "IN"),
+            *(
+                (
+                    one.cap.user,
+                    str(one.cap.cap),
+                    "stopped" if one.stopped else one.cap.state,
+                    show_instant(one.cap.expires_at_ms),
+                    _left(one.cap, now_ms),
+                )
+                for one in caps
+            ),
+        ]
+    )
+
+
+def _left(cap: CapView, now_ms: int) -> str:
+    left_ms = cap.expires_at_ms - now_ms
+    return show_duration(left_ms) if left_ms > 0 and cap.ended_at_ms is None else "-"
 
 
 def leftover_lines(found: "Leftovers") -> list[str]:
