@@ -211,3 +211,27 @@ def test_what_others_wrote_cannot_command_a_terminal() -> None:
 def test_columns_are_aligned() -> None:
     assert common.columns([("a", "b"), ("long", "c")]) == ["a     b", "long  c"]
     assert common.columns([]) == []
+
+
+INTERRUPTED_WHILE_LOADING = """
+import sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "worker.cli.main":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+from worker.cli.entry import run
+run()
+"""
+
+
+def test_an_interrupt_while_it_loads_is_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_LOADING],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
