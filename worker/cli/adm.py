@@ -13,9 +13,7 @@ from worker.cli.adm_turn import (
     process,
     request_key,
     send,
-    session_of,
     verb,
-    with_client,
 )
 from worker.cli.common import (
     AsOption,
@@ -139,7 +137,7 @@ def enqueue(
 
     The same again is answered with what became of it.
     """
-    session = session_of(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {
         "session_id": session_id or agent,
         "agent_id": agent,
@@ -167,7 +165,7 @@ def enqueue(
         common.emit(turn.to_object(), session.as_json, lines)
         return common.OK if turn.lease is not None else common.REFUSED
 
-    raise typer.Exit(with_client(session, work))
+    raise typer.Exit(common.with_client(session, work))
 
 
 @app.command()
@@ -182,7 +180,7 @@ def cancel(
     as_json: JsonFlag = False,
 ) -> None:
     """Take a queued turn back."""
-    session = session_of(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     verb(session, "cancel", request_key(request), {}, command_id)
 
 
@@ -203,7 +201,7 @@ def admit(
 
     Exit code 0 with a seat, 3 if something blocks, which is then said.
     """
-    session = session_of(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     key = () if request is None else request_key(request)
 
     async def work(client: "Client") -> int:
@@ -212,7 +210,7 @@ def admit(
         common.emit(result.to_object(), session.as_json, lines)
         return common.REFUSED if result.outcome == "none" else common.OK
 
-    raise typer.Exit(with_client(session, work))
+    raise typer.Exit(common.with_client(session, work))
 
 
 adm_turn.register(app)
@@ -413,13 +411,13 @@ def policy(
         return
     if values or epoch is not None:
         common.usage("--claim", "or --assert is needed with values")
-    session = session_of(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await client.adm.policy()
         common.emit(view.to_object(), session.as_json, adm_views.policy_lines(view))
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command()
@@ -433,7 +431,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one turn, and where it stands in the queue."""
-    session = session_of(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     (request_id,) = request_key(request)
 
     async def work(client: "Client") -> None:
@@ -446,7 +444,7 @@ def show(
             lines += adm_views.place_lines(place, now_ms)
         common.emit(value, session.as_json, lines)
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command()
@@ -460,14 +458,14 @@ def queue(
     as_json: JsonFlag = False,
 ) -> None:
     """List the head of the queue, and what keeps it waiting."""
-    session = session_of(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await client.adm.queue(limit=limit)
         lines = adm_views.queue_lines(view, common.now_ms())
         common.emit(view.to_object(), session.as_json, lines)
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command()
@@ -490,7 +488,7 @@ def leases(
         common.emit(page.to_object(), session.as_json, lines)
         _more(session.as_json, page.next_after_request_id)
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command()
@@ -517,7 +515,7 @@ def recoverable(
         common.emit(page.to_object(), session.as_json, lines)
         _more(session.as_json, page.next_after_request_id)
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command()
@@ -542,7 +540,7 @@ def events(
         common.emit(page.to_object(), session.as_json, adm_views.event_lines(page))
         _more(session.as_json, page.next_after)
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 def _ms(parameter: str, text: str | None) -> int | None:

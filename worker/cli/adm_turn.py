@@ -1,8 +1,7 @@
 """The verbs of ``tidegate adm`` that are under a lease's fence, and what all of them share."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -92,7 +91,7 @@ def register(app: typer.Typer) -> None:
         as_json: JsonFlag = False,
     ) -> None:
         """Say that the turn is being prepared."""
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "start", request, (lease, generation), {}, command_id)
 
     @app.command()
@@ -132,7 +131,7 @@ def register(app: typer.Typer) -> None:
 
         Nothing may be written to the provider before this exits with 0.
         """
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         identity = {"connector": process(session, "--connector", connector)}
         if child is not None:
             identity["child"] = process(session, "--child", child)
@@ -156,7 +155,7 @@ def register(app: typer.Typer) -> None:
 
         Its sealed prompt is destroyed.
         """
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "active", request, (lease, generation), {}, command_id)
 
     @app.command()
@@ -176,7 +175,7 @@ def register(app: typer.Typer) -> None:
 
         The turn becomes a debt that keeps its seat, and its sealed prompt is destroyed.
         """
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "ambiguous", request, (lease, generation), {}, command_id)
 
     @app.command()
@@ -225,7 +224,7 @@ def register(app: typer.Typer) -> None:
         as_json: JsonFlag = False,
     ) -> None:
         """Say that the turn is over, and how it ended."""
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         detail = {"http_status": http_status, "code": code, "reason": reason}
         told = {name: value for name, value in detail.items() if value is not None}
         fields: dict[str, Any] = {"outcome": outcome.value}
@@ -257,7 +256,7 @@ def register(app: typer.Typer) -> None:
 
         The turn is never queued again; a new request id is another turn.
         """
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         _fenced(
             session, "abandon", request, (lease, generation), {"outcome": outcome.value}, command_id
         )
@@ -279,32 +278,8 @@ def register(app: typer.Typer) -> None:
 
         The turn becomes a debt that keeps its seat until evidence or an operator frees it.
         """
-        session = session_of(config, nats, space, as_, as_json, timeout)
+        session = common.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "recover", request, (lease, generation), {}, command_id)
-
-
-def session_of(
-    config: Path | None,
-    nats: str | None,
-    space: str | None,
-    as_: str | None,
-    as_json: bool,
-    timeout: str | None,
-) -> Session:
-    """Where and who a command is; see ``common.session``."""
-    return common.session(
-        config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
-    )
-
-
-def with_client(session: Session, work: Callable[["Client"], Awaitable[common.T]]) -> common.T:
-    """Run work with an open client."""
-
-    async def run() -> common.T:
-        async with session.client() as client:
-            return await work(client)
-
-    return common.run_async(run())
 
 
 def request_key(request: str) -> tuple[str]:
@@ -365,7 +340,7 @@ def verb(
         lines = adm_views.result_lines(result, common.now_ms())
         common.emit(result.to_object(), session.as_json, lines)
 
-    with_client(session, work)
+    common.with_client(session, work)
 
 
 def _fenced(
@@ -390,4 +365,4 @@ def _fenced(
         lines = adm_views.result_lines(result, common.now_ms())
         common.emit(result.to_object(), session.as_json, lines)
 
-    with_client(session, work)
+    common.with_client(session, work)

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +98,7 @@ def reserve(
 
     The answer says with which expiry to mint; confirm within ten minutes.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields = {"latest_expires_at_ms": common.instant("--expires", expires), "cap": cap}
     key = (_user(user), _mint_key(mint_key or secrets.token_hex(12)))
     _verb(session, "reserve", key, fields, command_id)
@@ -122,7 +121,7 @@ def confirm(
 
     The one before is superseded in the same step.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields = {"grant_expires_at_ms": common.instant("--expires", expires)}
     _verb(session, "confirm", (_user(user), _mint_key(mint_key)), fields, command_id)
 
@@ -154,7 +153,7 @@ def authorize(
     Exit code 0 only if it may, for as long as the answer says, 2 s at most. Any other exit code,
     a timeout too, is a refusal. The same command id is judged again.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields = {"amount": amount, "grant_expires_at_ms": common.instant("--expires", expires)}
     result, sent_s = _call(session, "authorize", (_user(user),), fields, command_id)
     left_ms = result.data["valid_for_ms"] - int((time.monotonic() - sent_s) * 1000)
@@ -177,7 +176,7 @@ def revoke(
     as_json: JsonFlag = False,
 ) -> None:
     """End the active grant, if it is the one that expires then."""
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields = {"expires_at_ms": common.instant("--expires", expires)}
     _verb(session, "revoke", (_user(user),), fields, command_id)
 
@@ -198,7 +197,7 @@ def stop(
     The active grant ends, and what was reserved before can never be confirmed. The answer says
     when the last permit already given runs out.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "stop", (_user(user),), {}, command_id)
 
 
@@ -217,7 +216,7 @@ def bump(
 
     What is active then authorises nothing, and can still be revoked.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "bump", (_user(user),), {}, command_id)
 
 
@@ -271,7 +270,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a person's cap authorises now, and why not."""
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     whose = _user(user)
     key = None if mint_key is None else _mint_key(mint_key)
 
@@ -280,7 +279,7 @@ def show(
         lines = cap_views.detail_lines(detail, common.now_ms())
         common.emit(detail.to_object(), session.as_json, lines)
 
-    _with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command("list", epilog=AS_OPERATOR)
@@ -332,7 +331,7 @@ def list_(
         if at is not None:
             common.say(f"There is more: --after-user {at}, or --all.")
 
-    _with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command("import", epilog=AS_OPERATOR)
@@ -370,7 +369,7 @@ def import_(
         lines = [*cap_views.leftover_lines(found), *cap_views.import_lines(view)]
         common.emit(value, session.as_json, lines)
 
-    _with_client(session, work)
+    common.with_client(session, work)
 
 
 async def _take_in(client: "Client", found: "Leftovers") -> ImportView:
@@ -406,33 +405,12 @@ def _call(
         sent_s = time.monotonic()
         return await client.send("cap", verb, key, fields, command_id=command_id), sent_s
 
-    result, sent_s = _with_client(session, work)
+    result, sent_s = common.with_client(session, work)
     if result.status != "ok":
         if result.data and not session.as_json:
             common.emit({}, False, cap_views.result_lines(key, result, common.now_ms()))
         raise refusal(result)
     return result, sent_s
-
-
-def _session(
-    config: Path | None,
-    nats: str | None,
-    space: str | None,
-    as_: str | None,
-    as_json: bool,
-    timeout: str | None,
-) -> Session:
-    return common.session(
-        config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
-    )
-
-
-def _with_client(session: Session, work: Callable[["Client"], Awaitable[common.T]]) -> common.T:
-    async def run() -> common.T:
-        async with session.client() as client:
-            return await work(client)
-
-    return common.run_async(run())
 
 
 def _user(user: str) -> str:

@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,13 +167,13 @@ class Session:
 
 
 def session(
-    *,
     config: Path | None,
     nats: str | None,
     space: str | None,
     as_: str | None,
     as_json: bool,
     timeout: str | None,
+    *,
     operates: bool = False,
 ) -> Session:
     """Read settings and identity.
@@ -207,15 +207,7 @@ def operators(
     timeout: str | None,
 ) -> Session:
     """A session of an operator, where nobody else may use the command."""
-    return session(
-        config=config,
-        nats=nats,
-        space=space,
-        as_=as_,
-        as_json=as_json,
-        timeout=timeout,
-        operates=True,
-    )
+    return session(config, nats, space, as_, as_json, timeout, operates=True)
 
 
 def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
@@ -368,6 +360,16 @@ async def _until_ended(work: Coroutine[Any, Any, T]) -> T:
         if came:
             raise Ended(came[0]) from None
         raise
+
+
+def with_client(session: Session, work: Callable[["Client"], Awaitable[T]]) -> T:
+    """Run work with an open client."""
+
+    async def run() -> T:
+        async with session.client() as client:
+            return await work(client)
+
+    return run_async(run())
 
 
 def say(text: str) -> None:

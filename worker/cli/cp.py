@@ -1,8 +1,6 @@
 """``tidegate cp``: the checkpoint plane from a shell."""
 
 import secrets
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -132,7 +130,7 @@ def mint(
 
     The same again is answered already_minted; anything else under a used token is refused.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields = _fields(body)
     fields["deadline_at_ms"] = common.instant("--deadline", deadline)
     if holder is not None:
@@ -178,7 +176,7 @@ def heartbeat(
 
     It raises the generation; a heartbeat of an older generation is refused.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {"deadline_at_ms": common.instant("--deadline", deadline)}
     if generation is not None:
         fields["generation"] = generation
@@ -231,7 +229,7 @@ def resume(
 
     At or after the deadline it is too late: exit 3, and the checkpoint expires.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {}
     if answer is not None:
         fields["answer"] = _answer(answer)
@@ -255,7 +253,7 @@ def expire(
     as_json: JsonFlag = False,
 ) -> None:
     """Settle a checkpoint whose deadline has passed."""
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "expire", _target(endpoint, token), {}, command_id)
 
 
@@ -272,7 +270,7 @@ def repair(
     as_json: JsonFlag = False,
 ) -> None:
     """Mend what one checkpoint lacks, as the sweep does."""
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "repair", _target(endpoint, token), {}, command_id)
 
 
@@ -288,7 +286,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show everything there is about one checkpoint."""
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
 
     async def work(client: "Client") -> None:
@@ -296,7 +294,7 @@ def show(
         lines = cp_views.detail_lines(detail, common.now_ms())
         common.emit(detail.to_object(), session.as_json, lines)
 
-    _with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command("list")
@@ -332,7 +330,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """List waiting checkpoints."""
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     before = common.instant("--due", due) if due else None
 
     async def work(client: "Client") -> None:
@@ -351,7 +349,7 @@ def list_(
         if at is not None and not session.as_json:
             common.say(f"There is more: --cursor {at}, or --all.")
 
-    _with_client(session, work)
+    common.with_client(session, work)
 
 
 @app.command()
@@ -370,14 +368,14 @@ def wait(
 
     Exit code 0 if it was resumed, 3 if it expired, 124 if it still waits after --wait-timeout.
     """
-    session = _session(config, nats, space, as_, as_json, timeout)
+    session = common.session(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
     wait_ms = _wait_ms(wait_timeout or timeout)
 
     async def work(client: "Client") -> int:
         return await _settlement(client, session, target, wait_ms)
 
-    raise typer.Exit(_with_client(session, work))
+    raise typer.Exit(common.with_client(session, work))
 
 
 def _verb(
@@ -411,7 +409,7 @@ def _verb(
             common.say(line)
         return await _settlement(client, session, target, wait_ms)
 
-    raise typer.Exit(_with_client(session, work))
+    raise typer.Exit(common.with_client(session, work))
 
 
 async def _settlement(client: "Client", session: Session, target: Checkpoint, wait_ms: int) -> int:
@@ -435,27 +433,6 @@ async def _answer_of(client: "Client", target: Checkpoint) -> dict[str, Any] | N
     except (ClientError, BusError):
         return None
     return detail.answer
-
-
-def _session(
-    config: Path | None,
-    nats: str | None,
-    space: str | None,
-    as_: str | None,
-    as_json: bool,
-    timeout: str | None,
-) -> Session:
-    return common.session(
-        config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
-    )
-
-
-def _with_client(session: Session, work: Callable[["Client"], Awaitable[common.T]]) -> common.T:
-    async def run() -> common.T:
-        async with session.client() as client:
-            return await work(client)
-
-    return common.run_async(run())
 
 
 def _target(endpoint: str, token: str) -> Checkpoint:
