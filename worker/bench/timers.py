@@ -147,7 +147,7 @@ async def run(
             if plan.left_s() < 0:
                 raise BenchError(f"deadlines fell due too early: give more than {lead_s:,.0f} s")
             restarted = await bench.restarts(plan)
-            restarted["ended_in_time"] = plan.left_s() >= 0
+            in_time = plan.left_s() >= 0
             expired = await bench.expiries(plan, for_s)
     return {
         "v": 1,
@@ -170,6 +170,7 @@ async def run(
         **held,
         "list": listed,
         "restart": restarted,
+        "restarts_ended_in_time": in_time,
         "expiry": expired,
     }
 
