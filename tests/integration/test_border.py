@@ -419,6 +419,9 @@ async def test_a_local_client_without_credentials_reaches_no_timer_record_fact_o
         await minter.cp.mint(ENDPOINT, "victims", deadline_at_ms=in_ms(600_000), holder=OWNER)
     victims, own = Checkpoint(ENDPOINT, "victims"), Speaker("mallory", UID)
     to = targets(names, victims)
+    # Observers are told after the result.
+    while not await holds(account_w, subjects.checkpoint_fact(names, "waiting", victims, 1)):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
     before = await stored(account_w, names)
     command = subjects.checkpoint_command(names, own, "repair", Checkpoint(ENDPOINT, "own"))
     schedule = subjects.timer(names, subjects.Timer("e", UID, "0", "t", "schedule"), "schedule")
