@@ -32,6 +32,10 @@ class BadIdentity(TidegateError):
     reason = "bad-identity"
 
 
+class OpenToOthers(BadIdentity):
+    """Others may read the file, and so speak as its owner."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """An identity and where it is kept.
@@ -62,11 +66,27 @@ def find(data_dir: Path, principal: str | None) -> Kept | None:
     Raises:
         BadIdentity: If its file is damaged or open to others.
     """
-    default = _read(data_dir / "identity.json")
-    if default is not None and principal in (None, default.speaker.principal):
-        return default
-    if principal is None:
-        return None
+    first = default(data_dir)
+    if first is not None and principal in (None, first.speaker.principal):
+        return first
+    return None if principal is None else named(data_dir, principal)
+
+
+def default(data_dir: Path) -> Kept | None:
+    """The default identity, if there is one.
+
+    Raises:
+        BadIdentity: As ``find``.
+    """
+    return _read(data_dir / "identity.json")
+
+
+def named(data_dir: Path, principal: str) -> Kept | None:
+    """The identity kept beside the default one for a principal.
+
+    Raises:
+        BadIdentity: As ``find``.
+    """
     kept = _read(_path_of(data_dir, principal))
     if kept is not None and kept.speaker.principal != principal:
         raise BadIdentity(
@@ -140,7 +160,7 @@ def _read(path: Path) -> Kept | None:
     except OSError as error:
         raise BadIdentity(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
     if sys.platform != "win32" and mode & 0o077:
-        raise BadIdentity(f"{path} is open to others; run: chmod 600 {path}")
+        raise OpenToOthers(f"{path} is open to others; run: chmod 600 {path}")
     try:
         value = json.loads(raw)
         if value["v"] != 1:

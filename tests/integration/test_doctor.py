@@ -460,7 +460,8 @@ async def test_a_broker_that_is_not_there(space: Space) -> None:
 
 @provokes((Check.BROKER, Severity.DANGER))
 async def test_a_password_that_is_wrong(space: Space) -> None:
-    the(Check.BROKER, await examine(space, nats_password="wrong"), Severity.DANGER)
+    found = the(Check.BROKER, await examine(space, nats_password="wrong"), Severity.DANGER)
+    assert found.fix.startswith("correct TIDEGATE_NATS_USER")
 
 
 @provokes((Check.SERVER, Severity.DANGER))

@@ -6,7 +6,7 @@ from schemas.names import Names
 from schemas.roles import OPERATOR_PREFIX
 from worker import broker
 from worker.bus.connection import Connection
-from worker.bus.errors import BusError, Denied, Unavailable
+from worker.bus.errors import BusError, Denied, TlsRefused, Unauthenticated, Unavailable
 from worker.bus.options import ConnectOptions
 from worker.bus.topology import FLOOR, check_server
 from worker.doctor import local, rights, server, space, workers
@@ -81,8 +81,23 @@ def _unreachable(error: TidegateError) -> Finding:
         Check.BROKER,
         error.message,
         "nothing can be stored or served",
-        "start the broker, or correct TIDEGATE_NATS_URL and the credentials beside it",
+        _way_in(error),
     )
+
+
+def _way_in(error: TidegateError) -> str:
+    match error:
+        case Unauthenticated() | Denied():
+            return (
+                "correct TIDEGATE_NATS_USER and TIDEGATE_NATS_PASSWORD (or TIDEGATE_NATS_CREDS_FILE"
+                ", TIDEGATE_NATS_NKEY_SEED_FILE): a user of the broker's configuration"
+            )
+        case TlsRefused():
+            return "enable TLS on the server, or take tls:// and TIDEGATE_TLS_CA away"
+        case broker.NoBroker():
+            return "start one with its worker: tidegate run; or set TIDEGATE_NATS_URL"
+        case _:
+            return "start the broker, or correct TIDEGATE_NATS_URL"
 
 
 def _silent(error: BusError) -> Finding:

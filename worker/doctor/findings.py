@@ -30,6 +30,7 @@ class Check(StrEnum):
     JOURNAL_FILE = "journal-file"
     KEY_FILES = "key-files"
     PRIVATE_FILES = "private-files"
+    IDENTITIES = "identities"
     BROKER = "broker"
     SERVER = "server"
     MAX_PAYLOAD = "max-payload"

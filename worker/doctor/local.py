@@ -5,10 +5,13 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from schemas import tokens
 from schemas.names import Names
+from worker import identity
 from worker.doctor import databases
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 from worker.sealing import keyfiles
@@ -37,6 +40,7 @@ def examine(settings: Settings, unknown: Sequence[str]) -> list[Finding]:
         findings += databases.examine(space_dir(directory, space), Names(settings.root, space))
     findings += _keys(keyfiles.default_dir(directory))
     findings += _private_files(directory)
+    findings += _identities(directory)
     return findings
 
 
@@ -94,7 +98,7 @@ def judge_disk(free: int, total: int, where: str) -> Finding:
         total: Bytes.
         where: For people.
     """
-    found = f"{free // 1024**2} MiB are free {where}"
+    found = f"{_size(free)} are free {where}"
     if free >= LEAST_FREE_BYTES and free >= total * LEAST_FREE_SHARE:
         return fine(Check.DISK_SPACE, found)
     find = danger if free < LEAST_FREE_BYTES // 4 else warning
@@ -104,6 +108,11 @@ def judge_disk(free: int, total: int, where: str) -> Finding:
         "a full disk stops the fold: nothing is lost, but nothing is authorised either",
         "free space, or move TIDEGATE_DATA_DIR to a larger disk",
     )
+
+
+def _size(count: int) -> str:
+    mib = count // 1024**2
+    return f"{mib} MiB" if mib < 10 * 1024 else f"{mib // 1024} GiB"
 
 
 def _sqlite() -> Finding:
@@ -133,7 +142,9 @@ def _keys(folder: Path) -> Iterator[Finding]:
             bad = True
             yield _bad_key(refused)
     if not bad:
-        yield fine(Check.KEY_FILES, f"{len(versions)} key files are whole and private")
+        count = len(versions)
+        words = "1 key file is" if count == 1 else f"{count} key files are"
+        yield fine(Check.KEY_FILES, f"{words} whole and private")
 
 
 def _bad_key(refused: KeyRefused) -> Finding:
@@ -167,4 +178,31 @@ def _private_files(directory: Path) -> Iterator[Finding]:
             f"chmod 600 {path}, then give its owner a new password or identity",
         )
     if looked and not loose:
-        yield fine(Check.PRIVATE_FILES, f"{looked} private files are their owner's alone")
+        words = "1 private file is its" if looked == 1 else f"{looked} private files are their"
+        yield fine(Check.PRIVATE_FILES, f"{words} owner's alone")
+
+
+def _identities(directory: Path) -> Iterator[Finding]:
+    """Identities that are kept here, by the very checks that using one makes."""
+    stems = (path.stem for path in sorted(directory.glob("identities/*.json")))
+    named = [stem for stem in stems if tokens.is_principal(stem)]
+    reads = [partial(identity.default, directory)]
+    reads += [partial(identity.named, directory, principal) for principal in named]
+    whole, bad = 0, False
+    for read in reads:
+        try:
+            whole += read() is not None
+        except identity.OpenToOthers:
+            bad = True  # a private file's finding already
+        except identity.BadIdentity as error:
+            bad = True
+            yield danger(
+                Check.IDENTITIES,
+                error.message,
+                "commands refuse it, and its owner cannot resume or settle what it holds",
+                "put the file back from a copy; without one remove it: a new identity is made, "
+                "and what the old one held ends at its deadline",
+            )
+    if whole and not bad:
+        words = "1 identity is" if whole == 1 else f"{whole} identities are"
+        yield fine(Check.IDENTITIES, f"{words} whole")
