@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -351,5 +352,27 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors(include_url=False, include_input=False):
         name = variable(str(item["loc"][0])) if item["loc"] else "settings"
-        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}")
+        lines.append(f"{name}: {_sentence(item)}")
     return "; ".join(lines)
+
+
+_MUST_BE: Final = {
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+}
+
+
+def _sentence(item: ErrorDetails) -> str:
+    if (shape := _MUST_BE.get(item["type"])) is not None:
+        return shape.format(**item.get("ctx", {}))
+    return item["msg"].removeprefix("Value error, ")

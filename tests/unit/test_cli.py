@@ -110,7 +110,10 @@ def test_help_is_fast_and_loads_nothing_heavy(tmp_path: Path) -> None:
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "[1]"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "{"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "@/does/not/exist"],
+        ["cp", "mint", "build", "x", "-d", "+15m", "--command-id", "short"],
         ["cp", "list", "--limit", "0"],
+        ["cp", "list", "--timeout", "0s"],
+        ["cp", "list", "--timeout", ""],
         ["cp", "list", "--space", "a b"],
         ["cp", "list", "--as", "a.b"],
         ["cp", "list", "--as", "a b"],
@@ -157,6 +160,15 @@ def test_config_show_lists_every_setting_with_its_source(tmp_path: Path) -> None
     }
     assert "TIDEGATE_NATS_UR is not a setting" in done.stderr
     plain = command(["config", "show"], env)
+    lines = plain.stdout.splitlines()
+    assert "TIDEGATE_ROOT=filed" in lines
+    assert "# First token of every subject. (from: file; default: tidegate)" in lines
+    assert "# TIDEGATE_REPLICAS=1" in lines
+    assert "# TIDEGATE_NATS_PASSWORD=********" in lines
+    assert max(map(len, lines)) <= 80 + len(str(tmp_path))
+    copy = tmp_path / "copy.env"
+    copy.write_text(plain.stdout)
+    assert settings.load(config_file=copy).settings.root == "filed"
     assert "sentinel" not in done.stdout + done.stderr + plain.stdout + plain.stderr
 
 

@@ -88,6 +88,26 @@ def test_a_wrong_value_is_refused_by_its_variable(
     assert caught.value.reason == "bad-settings"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("TIDEGATE_HEALTH_PORT", "high", "must be a whole number"),
+        ("TIDEGATE_HEALTH_PORT", "1.5", "must be a whole number"),
+        ("TIDEGATE_HEALTH_PORT", "70000", "must be at most 65535"),
+        ("TIDEGATE_ARM_BUDGET_MS", "0", "must be at least 1"),
+        ("TIDEGATE_WHEEL", "maybe", "must be true or false"),
+        ("TIDEGATE_LOG_FORMAT", "xml", "must be 'auto', 'json' or 'console'"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_a_sentence_of_ours(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, sentence: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(BadSettings) as caught:
+        load()
+    assert caught.value.message == f"{variable}: {sentence}"
+
+
 def test_two_ways_to_sign_in_are_refused(tmp_path: Path) -> None:
     seed = tmp_path / "seed"
     seed.write_text("x")

@@ -1,7 +1,11 @@
 """``tidegate config show``: every setting, its value and where it came from."""
 
+import textwrap
+from collections.abc import Sequence
+
 import typer
 
+from schemas.strict_json import JsonObject
 from worker.cli import common
 from worker.cli.common import ConfigOption, JsonFlag
 
@@ -15,14 +19,15 @@ def _group() -> None:
 
 @app.command()
 def show(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
-    """Print every setting: value, source, default, meaning.
+    """Print every setting: meaning, value, source, default.
 
-    Secrets are hidden. A variable that is no setting is named on standard error.
+    It is printed as a settings file, in which whatever is not set is a comment. Secrets are hidden.
+    A variable that is no setting is named on standard error.
     """
     from worker import settings
 
     loaded = common.load_settings({}, config)
-    rows = [
+    rows: list[JsonObject] = [
         {
             "name": settings.variable(field),
             "value": settings.shown(loaded.settings, field),
@@ -32,19 +37,19 @@ def show(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
         }
         for field, info in settings.Settings.model_fields.items()
     ]
-    lines = common.columns(
-        [
-            ("NAME", "VALUE", "SOURCE", "DEFAULT", "MEANING"),
-            *(
-                (
-                    row["name"],
-                    row["value"] or "-",
-                    row["source"],
-                    row["default"] or "-",
-                    row["description"],
-                )
-                for row in rows
-            ),
-        ]
-    )
-    common.emit({"v": 1, "settings": rows, "unknown": list(loaded.unknown)}, as_json, lines)
+    common.emit({"v": 1, "settings": rows, "unknown": list(loaded.unknown)}, as_json, _file(rows))
+
+
+def _file(rows: Sequence[JsonObject]) -> list[str]:
+    """The settings as a file of ``NAME=value`` lines."""
+    from worker.settings import HIDDEN
+
+    lines: list[str] = []
+    for row in rows:
+        is_set = row["source"] != "default"
+        where = f" (from: {row['source']}; default: {row['default'] or 'none'})" if is_set else ""
+        told = textwrap.wrap(row["description"] + where, 76, break_on_hyphens=False)
+        value = "# " if not is_set or HIDDEN in row["value"] else ""
+        lines += [*([""] if lines else []), *(f"# {line}" for line in told)]
+        lines.append(f"{value}{row['name']}={row['value']}")
+    return lines
