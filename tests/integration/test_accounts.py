@@ -715,5 +715,9 @@ def test_whoever_has_the_workers_login_proves_and_keeps_the_ledger(
         done = shell(production, Role.WORKER, tmp_path / "user", arguments)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "kept.db").stat().st_size > 0
-    refused = shell(production, Role.OPERATOR, tmp_path / "user", "ledger verify")
-    assert refused.returncode == 3, refused.stderr
+    for arguments in ("ledger verify", f"ledger backup {tmp_path / 'other.db'}", "setup"):
+        refused = shell(production, Role.OPERATOR, tmp_path / "user", arguments)
+        assert refused.returncode == 3, refused.stderr
+        assert "worker" in refused.stderr, "it says whose login is needed"
+        assert "$JS" not in refused.stderr
+    assert not (tmp_path / "other.db").exists()

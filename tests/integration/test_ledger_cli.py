@@ -62,8 +62,10 @@ def test_the_log_folds_again_to_what_the_worker_has(shell: Shell, tmp_path: Path
     assert (replayed["folded"], replayed["snapshot"]) == (5, None)
     assert shell.ledger("digest", "--file", str(file))["digest"] == said["digest"]
     assert shell.ledger("verify")["equal"]
-    refused = shell.ledger("replay", "--into", str(file), code=1)
-    assert refused["error"]["reason"] == "replay-stopped"
+    shell.run("ledger", "replay", "--into", str(file), code=2)
+    assert "again.db exists" in shell.said
+    shell.run("ledger", "replay", "--into", str(tmp_path / "none" / "again.db"), code=2)
+    assert "there is no folder" in shell.said
 
 
 @pytest.mark.usefixtures("running")
@@ -115,6 +117,8 @@ def test_a_backup_is_restored_under_a_stopped_worker_only(
     assert running.terminate() == 0
     ledger = space.data_dir / space.names.space / LEDGER_FILE
     assert shell.ledger("digest", "--file", str(ledger))["digest"] == later["digest"]
+    told = shell.run("ledger", "restore", str(file), "--replace")
+    assert told == f"{ledger}: the ledger at 5, restored; start its worker\n"
     restored = shell.ledger("restore", str(file), "--replace")
     assert restored["digest"] == taken["digest"]
     assert restored["watermark"] == 5
@@ -126,6 +130,7 @@ def test_a_file_that_is_no_backup_is_refused_and_replaces_nothing(
     file = tmp_path / "backup.db"
     file.write_bytes(b"this is no database" * 100)
     shell.run("ledger", "restore", str(file), code=3)
+    assert f"{file}: it is not a SQLite database" in shell.said
     assert not (space.data_dir / space.names.space / LEDGER_FILE).exists()
     shell.run("ledger", "restore", str(tmp_path / "none.db"), code=2)
     assert "none.db is no file" in shell.said

@@ -344,6 +344,17 @@ async def test_on_a_terminal_it_lives_until_q_and_leaves_no_trace(
     assert b"Traceback" not in seen
 
 
+async def test_what_was_typed_before_the_screen_is_there_counts(
+    filled: Space, tmp_path: Path
+) -> None:
+    def use() -> int:
+        terminal = Terminal(shell(filled, tmp_path / "user"), 80, 24)
+        terminal.press(b"q")
+        return terminal.end()
+
+    assert await asyncio.to_thread(use) == 0
+
+
 async def test_it_ends_with_its_terminal(filled: Space, tmp_path: Path) -> None:
     def use() -> None:
         terminal = Terminal(shell(filled, tmp_path / "user"), 80, 24)

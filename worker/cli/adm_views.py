@@ -198,15 +198,16 @@ def policy_lines(view: PolicyView) -> list[str]:
 
 def event_lines(page: EventsPage) -> list[str]:
     """A page of the journal."""
-    rows = [("SEQUENCE", "AT", "KIND", "FROM", "TO", "REQUEST")]
+    if not page.events:
+        return ["nothing is in the journal here"]
+    rows = [("SEQ", "AT", "REQUEST", "KIND", "STATE")]
     rows += [
         (
             str(event.sequence),
             show_instant(event.at_ms),
-            event.kind,
-            event.from_ or "",
-            event.to or "",
             (event.request or "")[:16],
+            event.kind,
+            " to ".join(state for state in (event.from_, event.to) if state),
         )
         for event in page.events
     ]

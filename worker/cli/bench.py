@@ -155,4 +155,4 @@ def everything(
 
 def _tell(figures: JsonObject, as_json: bool, shown: Callable[[JsonObject], str]) -> None:
     """Print figures; what is made for people alone can lose no measurement."""
-    common.emit(figures, as_json, "" if as_json else shown(figures))
+    common.emit(figures, as_json, [] if as_json else common.fitted(shown(figures).splitlines()))

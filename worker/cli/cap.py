@@ -323,7 +323,8 @@ def list_(
             if at is None or not all_:
                 break
         value = CapsPage(caps=caps, damaged=damaged, next_after_user=at)
-        common.emit(value.to_object(), session.as_json, cap_views.table(caps, common.now_ms()))
+        shown = cap_views.table(caps, common.now_ms(), ended=ended)
+        common.emit(value.to_object(), session.as_json, shown)
         if session.as_json:
             return
         if damaged:

@@ -63,8 +63,10 @@ def detail_lines(detail: CapDetail, now_ms: int) -> list[str]:
     return [*lines, "", f"minting is {minting}, {permits}"]
 
 
-def table(caps: Sequence[ListedCap], now_ms: int) -> list[str]:
+def table(caps: Sequence[ListedCap], now_ms: int, *, ended: bool = False) -> list[str]:
     """A list of caps, one a line."""
+    if not caps:
+        return ["no cap ended" if ended else "no cap is in force"]
     return columns(
         [
             ("USER", "CAP", "STATE", "EXPIRES", "IN"),

@@ -5,10 +5,21 @@ Data goes to standard output, words for people to standard error.
 
 import asyncio
 import json
+import re
+import shutil
 import signal
 import sys
+import textwrap
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +31,11 @@ from schemas.codes import BadInput, Code
 from schemas.roles import OPERATOR_PREFIX
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from worker.cli.instants import parse_duration, parse_instant
+from worker.cli.instants import parse_duration, parse_instant, show_duration
 from worker.errors import StartRefused, TidegateError
 
 if TYPE_CHECKING:
+    from worker.bus.connection import Connection
     from worker.client import Client
     from worker.settings import Loaded, Settings
 
@@ -35,6 +47,9 @@ USAGE: Final = 2
 REFUSED: Final = 3
 TIMEOUT: Final = 124
 INTERRUPTED: Final = 130
+
+NARROWEST: Final = 24
+"""Columns of a terminal below which text is not wrapped: a word a line reads worse."""
 
 EXIT_CODES: Final = (
     "Exit codes: 0 ok, 3 refused, 1 failed, 2 wrong usage, 124 no answer in time "
@@ -94,10 +109,22 @@ AsOption = Annotated[
         metavar="PRINCIPAL",
     ),
 ]
+
+
+def _command_id(given: str | None) -> str | None:
+    """Refuse here what the worker would refuse, by the option's name."""
+    from schemas import tokens
+
+    if given is not None and not tokens.is_command_id(given):
+        usage("--command-id", f"must match {tokens.COMMAND_ID_PATTERN}")
+    return given
+
+
 CommandIdOption = Annotated[
     str | None,
     typer.Option(
         "--command-id",
+        callback=_command_id,
         help="Id of the intent, 16 to 64 of [A-Za-z0-9_-]; by default a new one. After a timeout "
         "give the same again: it is carried out once.",
         metavar="ID",
@@ -193,7 +220,7 @@ def session(
         space=space or settings.spaces[0],
         speaker=_speaker(settings, as_, operates=operates),
         as_json=as_json,
-        timeout_ms=duration("--timeout", timeout) if timeout else settings.timeout_ms,
+        timeout_ms=settings.timeout_ms if timeout is None else duration("--timeout", timeout),
         operates=operates,
     )
 
@@ -372,6 +399,33 @@ def with_client(session: Session, work: Callable[["Client"], Awaitable[T]]) -> T
     return run_async(run())
 
 
+@asynccontextmanager
+async def workers_account(settings: "Settings", name: str) -> "AsyncIterator[Connection]":
+    """A connection with the worker's rights, to a server that was checked.
+
+    Raises:
+        Denied: If the login may not ask about streams.
+        StartRefused: If the server is too old, or has no JetStream for this account.
+    """
+    from worker import broker
+    from worker.bus.connection import Connection
+    from worker.bus.errors import Denied
+    from worker.bus.topology import check_server
+
+    conn = await Connection.open(broker.worker_options(settings), name=name)
+    try:
+        try:
+            await check_server(conn)
+        except Denied as denied:
+            raise Denied(
+                "this needs the worker's login, and the one given may not look at streams",
+                subject=denied.subject,
+            ) from denied
+        yield conn
+    finally:
+        await conn.close()
+
+
 def say(text: str) -> None:
     """One line for a person."""
     try:
@@ -391,14 +445,34 @@ def emit(value: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned columns; the last column is not padded."""
+    """Rows as aligned columns; the last one is wrapped where a terminal ends."""
     if not rows:
         return []
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(w) for cell, w in zip(row[:-1], widths, strict=True)), row[-1]])
-        for row in rows
-    ]
+    lines: list[str] = []
+    for row in rows:
+        before = "".join(f"{cell:<{w}}  " for cell, w in zip(row[:-1], widths, strict=True))
+        lines += wrapped(before, row[-1])
+    return lines
+
+
+def wrapped(before: str, text: str) -> list[str]:
+    """Text behind a first column, wrapped beside it where a terminal ends; whole in a pipe."""
+    room = shutil.get_terminal_size().columns - len(before) if sys.stdout.isatty() else 0
+    if room < NARROWEST or len(text) <= room:
+        return [before + text]
+    first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return [before + first, *(" " * len(before) + line for line in others)]
+
+
+def fitted(lines: Iterable[str]) -> list[str]:
+    """Lines that were made for people, wrapped where a terminal ends."""
+    fit: list[str] = []
+    for line in lines:
+        label = re.match(r" *(?:\S+ {2,})?", line)
+        cut = label.end() if label else 0
+        fit += wrapped(line[:cut], line[cut:])
+    return fit
 
 
 def usage(parameter: str, message: str) -> NoReturn:
@@ -421,12 +495,15 @@ def misspelt(parameter: str, bad: BadInput) -> NoReturn:
     usage(parameter, bad.message if grammar is None else f"{article} {bad.field} {grammar}")
 
 
-def duration(parameter: str, text: str) -> int:
+def duration(parameter: str, text: str, *, least_ms: int = 1) -> int:
     """Milliseconds of a duration given as an option."""
     try:
-        return max(1, parse_duration(text))
+        given_ms = parse_duration(text)
     except ValueError as error:
         usage(parameter, str(error))
+    if given_ms < least_ms:
+        usage(parameter, f"must be {show_duration(least_ms)} at least")
+    return given_ms
 
 
 def instant(parameter: str, text: str) -> int:

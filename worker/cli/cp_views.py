@@ -43,6 +43,8 @@ def detail_lines(detail: CheckpointDetail, now_ms: int) -> list[str]:
 
 def table(items: Sequence[CheckpointView], now_ms: int) -> list[str]:
     """A list of checkpoints, one a line."""
+    if not items:
+        return ["no checkpoint waits"]
     return columns(
         [
             ("ENDPOINT", "TOKEN", "STATE", "GEN", "DEADLINE", "DUE", "HOLDER"),

@@ -55,9 +55,11 @@ def _text(findings: "list[Finding]") -> list[str]:
     lines = []
     order = ("danger", "warning", "fine")
     for finding in sorted(findings, key=lambda one: order.index(one.severity)):
-        lines.append(f"{finding.severity.value:<8} {finding.check.value:<16} {finding.found}")
+        before = f"{finding.severity.value:<8} {finding.check.value:<16} "
+        lines += common.wrapped(before, finding.found)
         if finding.fix:
-            lines.append(f"{'':<26}endangers: {finding.endangers}")
+            lines += common.wrapped(f"{'':<26}endangers: ", finding.endangers)
+            # Not wrapped: whoever copies a command must get it whole.
             lines.append(f"{'':<26}fix: {finding.fix}")
     counts = ", ".join(
         f"{sum(finding.severity == severity for finding in findings)} {severity}"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from worker.bus.jetstream import JetStream
     from worker.ledger.replay import Replayed
 
+SHOWN_CHARS: Final = 32
+"""Of a table's digest, for people; --json has the whole."""
+
 LONG_MS: Final = 120_000
 """Snapshots of a large ledger take their time."""
 
@@ -77,6 +80,7 @@ def replay(
     It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
     """
     session = _session(config, nats, space, None, as_json)
+    _must_be_new("--into", into)
     replayed = common.run_async(_replay(session, into, from_snapshot=from_snapshot))
     common.emit(_replay_object(replayed), as_json, _replay_lines(replayed))
 
@@ -139,7 +143,8 @@ def list_snapshots(
         (one["name"], str(one["epoch"]), str(one["watermark"]), str(one["bytes"]), one["digest"])
         for one in found["snapshots"]
     ]
-    common.emit({"v": 1, **found}, as_json, common.columns([head, *rows]))
+    lines = common.columns([head, *rows]) if rows else ["there is no snapshot yet"]
+    common.emit({"v": 1, **found}, as_json, lines)
 
 
 @app.command()
@@ -177,7 +182,9 @@ def prune(
     never be used again stay.
     """
     session = _session(config, nats, space, as_, as_json)
-    before_at_ms = time.time_ns() // 1_000_000 - common.duration("--older-than", older_than)
+    before_at_ms = time.time_ns() // 1_000_000 - common.duration(
+        "--older-than", older_than, least_ms=0
+    )
     _operate("prune", {"before_at_ms": max(0, before_at_ms)}, session)
 
 
@@ -235,12 +242,8 @@ def backup(
     It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
     """
     session = _session(config, nats, space, None, as_json)
-    if file.exists():
-        common.usage("FILE", f"{file} exists; name a file that does not")
-    if not file.absolute().parent.is_dir():
-        common.usage("FILE", f"there is no folder {file.parent}")
-    taken = _asked(session, "snapshot", {})
-    common.run_async(_fetch(session, taken["name"], file.absolute()))
+    _must_be_new("FILE", file)
+    taken = common.run_async(_backup(session, file.absolute()))
     common.emit(
         {"v": 1, "file": str(file), **taken}, as_json, f"{file}: the ledger at {taken['watermark']}"
     )
@@ -264,7 +267,15 @@ def restore(
     if not file.is_file():
         common.usage("FILE", f"{file} is no file")
     found = common.run_async(_restore(session, file, replace=replace))
-    common.emit({"v": 1, **found}, as_json, _digest_lines(found))
+    words = f"{found['file']}: the ledger at {found['watermark']}, restored; start its worker"
+    common.emit({"v": 1, **found}, as_json, words)
+
+
+def _must_be_new(parameter: str, file: Path) -> None:
+    if file.exists():
+        common.usage(parameter, f"{file} exists; name a file that does not")
+    if not file.absolute().parent.is_dir():
+        common.usage(parameter, f"there is no folder {file.parent}")
 
 
 def _session(
@@ -293,26 +304,21 @@ def _operate(name: str, body: Mapping[str, Any], session: common.Session) -> Non
 
 
 def _asked(session: common.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
-    async def work() -> JsonObject:
-        async with session.client() as client:
-            answer = await client.query("sys", name, body, timeout_ms=LONG_MS)
-            return {"outcome": answer.outcome, **answer.data}
+    return common.run_async(_ask(session, name, body))
 
-    return common.run_async(work())
+
+async def _ask(session: common.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
+    async with session.client() as client:
+        answer = await client.query("sys", name, body, timeout_ms=LONG_MS)
+        return {"outcome": answer.outcome, **answer.data}
 
 
 @asynccontextmanager
 async def _workers_account(session: common.Session) -> "AsyncIterator[JetStream]":
-    from worker import broker
-    from worker.bus.connection import Connection
     from worker.bus.jetstream import JetStream
 
-    options = broker.worker_options(session.loaded.settings)
-    conn = await Connection.open(options, name="tidegate-ledger")
-    try:
+    async with common.workers_account(session.loaded.settings, "tidegate-ledger") as conn:
         yield JetStream(conn)
-    finally:
-        await conn.close()
 
 
 async def _replay(
@@ -345,7 +351,8 @@ async def _verify(session: common.Session, *, from_snapshot: bool) -> "tuple[Jso
         )
 
 
-async def _fetch(session: common.Session, name: str, file: Path) -> None:
+async def _backup(session: common.Session, file: Path) -> JsonObject:
+    """Have a snapshot made and fetch it."""
     from schemas.names import Names
     from worker.ledger.snapshots import SnapshotDamaged, Snapshots
     from worker.planes import PLANES
@@ -353,13 +360,14 @@ async def _fetch(session: common.Session, name: str, file: Path) -> None:
     names = Names(session.loaded.settings.root, session.space)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".tidegate-") as folder:
         async with _workers_account(session) as js:
+            taken = await _ask(session, "snapshot", {})
             snapshots = Snapshots(
                 js, names, PLANES, Path(folder), wall_ms=lambda: time.time_ns() // 1_000_000
             )
             for one in await snapshots.list():
-                if one.name == name:
+                if one.name == taken["name"]:
                     await snapshots.fetch(one, file)
-                    return
+                    return taken
     raise SnapshotDamaged("the snapshot that was just stored is gone; try again")
 
 
@@ -378,6 +386,7 @@ async def _restore(session: common.Session, file: Path, *, replace: bool) -> Jso
     from worker import files
     from worker.errors import StartRefused
     from worker.ledger import store
+    from worker.ledger.errors import FileRefused
     from worker.spaces import LEDGER_FILE, space_dir
 
     directory = space_dir(session.loaded.settings.data_dir, session.space)
@@ -387,7 +396,10 @@ async def _restore(session: common.Session, file: Path, *, replace: bool) -> Jso
         copy = Path(folder) / LEDGER_FILE
         shutil.copyfile(file, copy)
         # Proven before it takes anybody's place.
-        found = await _digest_of_file(session, copy)
+        try:
+            found = await _digest_of_file(session, copy)
+        except FileRefused as refused:
+            raise FileRefused(file, refused.differences, reason=refused.reason) from None
         if path.exists():
             if not replace:
                 raise StartRefused(f"{path} exists; stop its worker and use --replace")
@@ -403,10 +415,9 @@ def _digest_lines(found: Mapping[str, Any]) -> list[str]:
         ("epoch", str(found["epoch"])),
         ("watermark", str(found["watermark"])),
         ("ruleset", str(found["ruleset"])),
-        *sorted(found["tables"].items()),
-        ("digest", found["digest"]),
+        *((name, value[:SHOWN_CHARS]) for name, value in sorted(found["tables"].items())),
     ]
-    return common.columns(rows)
+    return [*common.columns(rows), f"digest  {found['digest']}"]
 
 
 def _replay_object(replayed: "Replayed") -> JsonObject:

@@ -113,15 +113,11 @@ def _conf(
 
 async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
     from schemas.names import Names
-    from worker import broker
-    from worker.bus.connection import Connection
-    from worker.bus.topology import Severity, check_server
+    from worker.bus.topology import Severity
     from worker.spaces import create_space, verify_space
 
-    conn = await Connection.open(broker.worker_options(settings), name="tidegate-setup")
     report: list[dict[str, Any]] = []
-    try:
-        await check_server(conn)
+    async with common.workers_account(settings, "tidegate-setup") as conn:
         for space in settings.spaces:
             names = Names(settings.root, space)
             created = await create_space(conn, names, settings) if new else None
@@ -142,8 +138,6 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
                 }
             )
             common.say(f"{space}: {'created' if created else 'checked'}")
-    finally:
-        await conn.close()
     rows = [
         (entry["space"], one["severity"], one["what"], one["found"], one["expected"])
         for entry in report

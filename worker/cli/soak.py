@@ -44,5 +44,5 @@ def register(app: typer.Typer) -> None:
         from worker.soak.run import Plan, run
 
         found = common.run_async(run(Plan(minutes, rate, seed), common.say), fast=True)
-        common.emit(found, as_json, report.text(found))
+        common.emit(found, as_json, common.fitted(report.text(found)))
         raise typer.Exit(common.OK if found["ok"] else common.FAILED)

@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
             config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
         )
 
-        wait_ms = common.duration("--wait", wait) if wait else 0
+        wait_ms = common.duration("--wait", wait, least_ms=0) if wait else 0
         found = common.run_async(_ready_within(session, wait_ms))
         common.emit(found, as_json, _lines(found))
         raise typer.Exit(common.OK if found["ready"] else common.FAILED)

@@ -157,7 +157,8 @@ def _until_q() -> Iterator[asyncio.Event]:
             loop.remove_reader(descriptor)
             ended.set()
 
-    tty.setcbreak(descriptor)
+    # What was typed while the screen was being made counts too.
+    tty.setcbreak(descriptor, termios.TCSANOW)
     loop.add_reader(descriptor, pressed)
     try:
         yield ended
