@@ -50,6 +50,9 @@ async def test_each_page_says_what_it_knows() -> None:
         assert text == '{"status": "not-ready", "reasons": ["the broker is not connected"]}\n'
         assert (await ask(port, "/livez"))[0] == 503
         assert await ask(port, "/metrics") == (200, "text/plain", "up 1\n")
+        status, _, text = await ask(port, "/")
+        assert status == 200
+        assert all(page in text for page in ("/livez", "/readyz", "/metrics"))
         assert (await ask(port, "/elsewhere"))[0] == 404
     finally:
         await server.stop()

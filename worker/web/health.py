@@ -1,4 +1,7 @@
-"""``/livez``, ``/readyz`` with reasons, and ``/metrics``; plain HTTP, off unless a port is set."""
+"""``/livez``, ``/readyz`` with reasons, and ``/metrics``; plain HTTP, off unless a port is set.
+
+``/`` names the others.
+"""
 
 import asyncio
 import json
@@ -13,6 +16,11 @@ from worker.errors import StartRefused
 
 Reasons = Callable[[], list[str]]
 SHUTDOWN_S = 1.0
+INDEX = """tidegate
+/livez    200 while this process need not be restarted, else 503 with reasons
+/readyz   200 while work is served, else 503 with reasons
+/metrics  Prometheus metrics
+"""
 
 
 class HealthServer:
@@ -39,6 +47,7 @@ class HealthServer:
         self._port = port
         self._metrics = metrics
         application = web.Application()
+        application.router.add_get("/", _index)
         application.router.add_get("/livez", _answers(alive, "alive", "broken"))
         application.router.add_get("/readyz", _answers(ready, "ready", "not-ready"))
         application.router.add_get("/metrics", self._scrape)
@@ -76,6 +85,10 @@ class HealthServer:
     async def _scrape(self, _: web.Request) -> web.Response:
         body, content_type = await self._metrics()
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def _index(_: web.Request) -> web.Response:
+    return web.Response(text=INDEX)
 
 
 def _answers(
