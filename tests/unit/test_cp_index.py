@@ -2,7 +2,10 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from worker.checkpoints.index import (
     SettledSeen,
     SpecSeen,
     WaitingSeen,
+    page,
 )
 from worker.errors import StartRefused
 
@@ -100,6 +104,54 @@ def test_filters_narrow_what_is_found(index: Index) -> None:
     assert tokens(index, endpoint="other") == ["d"]
     assert tokens(index, before_ms=20) == ["d", "a"]
     assert tokens(index, holder="bob", before_ms=30, endpoint="ep") == ["b"]
+
+
+FILTERS = [
+    {"endpoint": endpoint, "holder": holder, "before_ms": before_ms}
+    for endpoint in (None, "a", "m", "z")
+    for holder in (None, "alice")
+    for before_ms in (None, 15)
+]
+
+
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+def test_pages_of_any_filter_are_what_fits_in_order(index: Index, wanted: dict[str, Any]) -> None:
+    of_each = ((10, ALICE), (10, BOB), (20, ALICE), (10, ALICE))
+    kept = {
+        (endpoint, f"t{number}"): (deadline, holder)
+        for endpoint in ("a", "m", "z")
+        for number, (deadline, holder) in enumerate(of_each)
+    }
+    for (endpoint, token), (deadline, holder) in kept.items():
+        one = target(token, endpoint)
+        index.apply([SpecSeen(one, holder), WaitingSeen(one, 1, deadline, 2, 1)], {}, 1)
+    fits = sorted(
+        (deadline, endpoint, token)
+        for (endpoint, token), (deadline, holder) in kept.items()
+        if wanted["endpoint"] in (None, endpoint)
+        and wanted["holder"] in (None, holder.id)
+        and (wanted["before_ms"] is None or deadline < wanted["before_ms"])
+    )
+    everywhere = sorted((deadline, *key) for key, (deadline, _) in kept.items())
+    for after in (None, *everywhere):
+        found = index.find(Filter(**wanted, after=after), 2)
+        behind = [one for one in fits if after is None or one > after]
+        assert [row.position for row in found] == behind[:2], after
+
+
+@pytest.mark.parametrize("after", [None, (10, "a", "t"), (10, "m", "t"), (10, "z", "t")])
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+def test_a_page_is_read_from_an_index_without_sorting(
+    wanted: dict[str, Any], after: tuple[int, str, str] | None
+) -> None:
+    schema = resources.files("worker.checkpoints").joinpath("index.sql").read_text()
+    statement, arguments = page(Filter(**wanted, after=after), 100)
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(schema)
+        plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", arguments)]
+    by = "holder" if wanted["holder"] else "endpoint" if wanted["endpoint"] else "deadline"
+    (step,) = plan
+    assert step.startswith(f"SEARCH pending USING INDEX pending_by_{by} (")
 
 
 def test_an_unproven_settlement_is_kept_until_its_fact_is_seen(index: Index) -> None:

@@ -40,7 +40,7 @@ PAGE: Final = 1_000
 EDGE: Final = 10
 """Pages at the start and at the end of a list whose time is told."""
 
-LIST_PER_S: Final = 3_000
+LIST_PER_S: Final = 10_000
 INDEX_PER_S: Final = 8_000
 """Rates low enough to foresee how long a list and a new index will take."""
 

@@ -16,7 +16,7 @@ from schemas.subjects import Checkpoint
 from worker.checkpoints.local import transaction
 from worker.errors import StartRefused
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +138,8 @@ class Index:
 
     def find(self, wanted: Filter, limit: int) -> list[Pending]:
         """Waiting checkpoints by deadline, endpoint and token; one page."""
-        where = ["deadline IS NOT NULL"]
-        arguments: list[object] = []
-        if wanted.endpoint is not None:
-            where.append("endpoint = ?")
-            arguments.append(wanted.endpoint)
-        if wanted.holder is not None:
-            where.append("holder_id = ?")
-            arguments.append(wanted.holder)
-        if wanted.before_ms is not None:
-            where.append("deadline < ?")
-            arguments.append(wanted.before_ms)
-        if wanted.after is not None:
-            where.append("(deadline, endpoint, token) > (?, ?, ?)")
-            arguments.extend(wanted.after)
-        rows = self._db.execute(
-            "SELECT endpoint, token, holder_id, holder_uid, generation, deadline, revision,"  # noqa: S608 - only fixed fragments
-            f" spec_revision, timer_known, seen_at_ms FROM pending WHERE {' AND '.join(where)}"
-            " ORDER BY deadline, endpoint, token LIMIT ?",
-            (*arguments, limit),
-        ).fetchall()
+        statement, arguments = page(wanted, limit)
+        rows = self._db.execute(statement, arguments).fetchall()
         return [_pending(row) for row in rows]
 
     def note_timers(self, rows: Sequence[Pending]) -> None:
@@ -259,6 +241,38 @@ class Index:
                     )
             case FactSeen():
                 self._db.execute("DELETE FROM unproven WHERE endpoint = ? AND token = ?", key)
+
+
+def page(wanted: Filter, limit: int) -> tuple[str, tuple[object, ...]]:
+    """The statement for one page, and its arguments.
+
+    It walks an index in the order of the page and begins behind the page before: what a page costs
+    does not depend on how many checkpoints wait.
+    """
+    conditions: dict[str, tuple[object, ...]] = {"deadline IS NOT NULL": ()}
+    in_endpoint = wanted.endpoint is not None and wanted.holder is None
+    if wanted.endpoint is not None:
+        # The + keeps the holder's index in use, where both are given: a holder has fewer.
+        conditions["endpoint = ?" if in_endpoint else "+endpoint = ?"] = (wanted.endpoint,)
+    if wanted.holder is not None:
+        conditions["holder_id = ?"] = (wanted.holder,)
+    if wanted.before_ms is not None:
+        conditions["deadline < ?"] = (wanted.before_ms,)
+    if wanted.after is not None:
+        deadline, endpoint, token = wanted.after
+        if not in_endpoint:
+            conditions["(deadline, endpoint, token) > (?, ?, ?)"] = wanted.after
+        elif endpoint == wanted.endpoint:
+            conditions["(deadline, token) > (?, ?)"] = (deadline, token)
+        else:
+            is_behind = str(wanted.endpoint) > endpoint
+            conditions[f"deadline {'>=' if is_behind else '>'} ?"] = (deadline,)
+    statement = (
+        "SELECT endpoint, token, holder_id, holder_uid, generation, deadline, revision,"  # noqa: S608 - only fixed fragments
+        f" spec_revision, timer_known, seen_at_ms FROM pending WHERE {' AND '.join(conditions)}"
+        " ORDER BY deadline, endpoint, token LIMIT ?"
+    )
+    return statement, (*(value for values in conditions.values() for value in values), limit)
 
 
 def _pending(row: tuple[object, ...]) -> Pending:

@@ -20,6 +20,8 @@ CREATE TABLE pending (
 
 CREATE INDEX pending_by_deadline ON pending (deadline, endpoint, token) WHERE deadline IS NOT NULL;
 
+CREATE INDEX pending_by_endpoint ON pending (endpoint, deadline, token) WHERE deadline IS NOT NULL;
+
 CREATE INDEX pending_by_holder ON pending (holder_id, deadline, endpoint, token)
     WHERE deadline IS NOT NULL;
 
