@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from schemas.reasons import asking, planes, running
+from schemas.reasons import asking, connecting, planes, running
 from schemas.reasons.kinds import Group, Reason, Retry
 
 __all__ = ["GROUPS", "REASONS", "Group", "Reason", "Retry"]
@@ -25,10 +25,10 @@ GROUPS: Final = (
     running.STARTING,
     running.FOLD,
     running.OPERATING,
-    running.CONNECTOR,
-    running.ADAPTERS,
-    running.SEALING,
-    running.EVIDENCE,
+    connecting.CONNECTOR,
+    connecting.ADAPTERS,
+    connecting.SEALING,
+    connecting.EVIDENCE,
 )
 """Reasons by where they are met, in the order of the page."""
 
