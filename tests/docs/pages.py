@@ -121,7 +121,7 @@ _NUMBER = r"\d+(?:[.,]\d+)?"
 _VARYING: Final = (
     ("<instant>", re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")),
     ("<ms>", re.compile(r"\b1\d{12}\b")),
-    ("<hex>", re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b")),
+    ("<hex>", re.compile(r"\b[0-9a-f]{8,}\b")),
     ("<uid>", re.compile(r"\b[a-z0-9]{26,32}\b")),
     (
         "<duration>",

@@ -197,17 +197,17 @@ def policy_lines(view: PolicyView) -> list[str]:
 
 
 def event_lines(page: EventsPage) -> list[str]:
-    """A page of the journal."""
+    """A page of the journal, in what fits a terminal: --json has the rest."""
     if not page.events:
         return ["nothing is in the journal here"]
     rows = [("SEQ", "AT", "REQUEST", "KIND", "STATE")]
     rows += [
         (
             str(event.sequence),
-            show_instant(event.at_ms),
-            (event.request or "")[:16],
+            f"{show_instant(event.at_ms)[:-5]}Z",
+            (event.request or "")[:8],
             event.kind,
-            " to ".join(state for state in (event.from_, event.to) if state),
+            event.to or "",
         )
         for event in page.events
     ]
