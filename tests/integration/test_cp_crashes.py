@@ -102,7 +102,9 @@ async def disarmed(desk: Desk, target: Checkpoint) -> Json:
 
 async def planted_unproven(desk: Desk, target: Checkpoint) -> Json:
     now = await desk.now_ms()
-    return await desk.plant(target, in_ms=-10, state="expired", settledGeneration=1, settledTs=now)
+    return await desk.plant(
+        target, in_ms=-10_000, state="expired", settledGeneration=1, settledTs=now
+    )
 
 
 async def mint(desk: Desk, target: Checkpoint, before: Json) -> int:
