@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from schemas import admission, caps, commands, records, results, views
+from schemas import admission, caps, commands, records, results, system, views
 
 Kind = Literal["command", "query", "result", "record", "fact", "view"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -174,6 +174,29 @@ def _caps() -> list[Entry]:
     ]
 
 
+def _system() -> list[Entry]:
+    shown: dict[str, tuple[str, type[BaseModel]]] = {
+        "status": ("data of query.sys.status", system.StatusView),
+        "digest": ("data of query.sys.digest", system.DigestView),
+        "snapshots": ("data of query.sys.snapshots", system.SnapshotsView),
+        "snapshot": ("data of query.sys.snapshot", system.SnapshotView),
+        "trim": ("data of query.sys.trim", system.TrimmedView),
+        "sent": ("data of query.sys.prune, of query.sys.ruleset", system.SentView),
+        "rebase": ("data of query.sys.rebase", system.RebaseView),
+    }
+    facts: dict[str, type[BaseModel]] = {
+        "ruleset": system.RulesetFact,
+        "rebased": system.RebasedFact,
+    }
+    return [
+        *(Entry(f"view.sys.{name}", "view", *entry) for name, entry in shown.items()),
+        *(
+            Entry(f"fact.sys.{kind}", "fact", f"{_SYS}.{kind}.<epoch>-<seq>-<n>", model)
+            for kind, model in facts.items()
+        ),
+    ]
+
+
 CATALOG: Mapping[str, Entry] = MappingProxyType(
     {
         entry.name: entry
@@ -205,12 +228,7 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
             ),
             *_turns(),
             *_caps(),
-            Entry(
-                "fact.sys.ruleset", "fact", f"{_SYS}.ruleset.<epoch>-<seq>-<n>", views.RulesetFact
-            ),
-            Entry(
-                "fact.sys.rebased", "fact", f"{_SYS}.rebased.<epoch>-<seq>-<n>", views.RebasedFact
-            ),
+            *_system(),
         )
     }
 )

@@ -1,7 +1,7 @@
 """What a command's result or a query's answer can be where it is ok: stable words, declared once.
 
 Refusals are in ``schemas.reasons``. What the planes say and what stands here are kept equal by
-``tests/docs/test_outcomes.py``.
+``tests/docs/test_reference.py``.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _SHORT: Final = "view.adm.outcome"
 _POLICY: Final = "view.adm.policy"
 _CAP: Final = "view.cap.cap"
 _SUSPECT: Final = "`suspect_since_ms`"
-_ASKED: Final = "`id`, `command_id` of the worker's command"
+_SENT: Final = "view.sys.sent"
 _NOBODY: Final = Outcome("nobody-listens", "No plane of this worker looks at processes.")
 
 RESULTS: Final[Mapping[tuple[str, str], tuple[Outcome, ...]]] = MappingProxyType(
@@ -216,42 +216,40 @@ ANSWERS: Final[Mapping[tuple[str, str], tuple[Outcome, ...]]] = MappingProxyType
             Outcome(
                 "status",
                 "How the worker that answered is; what each plane says of itself is its own.",
-                "`at_ms`, `space`, `ready`, `reasons`, `worker`, `broker`, `planes`",
+                "view.sys.status",
             ),
         ),
         ("sys", "digest"): (
             Outcome(
                 "digest",
                 "Equal in all replicas at one sequence.",
-                "`schema_version`, `ruleset`, `epoch`, `watermark`, `tables`, `whole`",
+                "view.sys.digest",
             ),
         ),
-        ("sys", "snapshots"): (Outcome("snapshots", "The newest first.", "`snapshots`"),),
+        ("sys", "snapshots"): (Outcome("snapshots", "The newest first.", "view.sys.snapshots"),),
         ("sys", "snapshot"): (
             Outcome(
                 "stored",
                 "Stored, read back and verified.",
-                "`name`, `epoch`, `watermark`, `digest`, `bytes`",
+                "view.sys.snapshot",
             ),
         ),
         ("sys", "trim"): (
             Outcome(
                 "trimmed",
                 "The log begins at `first_seq`.",
-                "`removed`, `first_seq`, `snapshot`",
+                "view.sys.trim",
             ),
         ),
         ("sys", "prune"): (
-            Outcome("folded", "The command is folded; its result has its own subject.", _ASKED),
-            Outcome("published", "The command is in the log.", _ASKED),
+            Outcome("folded", "The command is folded; its result has its own subject.", _SENT),
+            Outcome("published", "The command is in the log.", _SENT),
         ),
         ("sys", "ruleset"): (
-            Outcome("folded", "The command is folded; its result has its own subject.", _ASKED),
-            Outcome("published", "The command is in the log.", _ASKED),
+            Outcome("folded", "The command is folded; its result has its own subject.", _SENT),
+            Outcome("published", "The command is in the log.", _SENT),
         ),
-        ("sys", "rebase"): (
-            Outcome("asked", "That replica does it.", "`replica`, `epoch`, `base`"),
-        ),
+        ("sys", "rebase"): (Outcome("asked", "That replica does it.", "view.sys.rebase"),),
     }
 )
 """``(plane, name)`` of a query to its ok outcomes."""

@@ -88,29 +88,3 @@ class CheckpointDetail(Closed):
     prompt: dict[str, Any] | None = None
     prompt_digest: str | None = None
     answer: dict[str, Any] | None = None
-
-
-class RulesetFact(Message):
-    """Body of ``fact.sys.ruleset``: a ruleset came into force.
-
-    Attributes:
-        at_ms: When.
-        version: Which.
-    """
-
-    at_ms: Instant
-    version: Generation
-
-
-class RebasedFact(Message):
-    """Body of ``fact.sys.rebased``: the log goes on in a new epoch.
-
-    Attributes:
-        at_ms: When.
-        epoch: The new one.
-        base: Watermark of the snapshot it began from, in the old epoch.
-    """
-
-    at_ms: Instant
-    epoch: Generation
-    base: Count

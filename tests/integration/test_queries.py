@@ -12,6 +12,7 @@ from schemas.codes import Code
 from schemas.names import kv_stream
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Checkpoint, Speaker
+from schemas.system import StatusView
 from tests.support.process import command, environment
 from tests.support.running import RunningWorker
 from tests.support.space import Space, speaker
@@ -31,6 +32,7 @@ async def test_status_tells_versions_readiness_and_planes(
         assert status["space"] == space.names.space
         assert "checkpoints" in status["planes"]
         assert abs(status["at_ms"] - time.time() * 1000) < 5_000
+        StatusView.from_object(status)
         with pytest.raises(Refused) as caught:
             await client.query("sys", "status", {"surprise": 1})
         assert caught.value.field == "surprise"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.strict_json import JsonObject
+from schemas.system import DigestView
 from worker.ledger.plane import Plane
 from worker.ledger.store import LOGICAL_TABLES
 
@@ -37,14 +38,14 @@ class Digest:
 
     def to_object(self) -> JsonObject:
         """As JSON."""
-        return {
-            "schema_version": self.schema_version,
-            "ruleset": self.ruleset,
-            "epoch": self.epoch,
-            "watermark": self.watermark,
-            "tables": dict(self.tables),
-            "digest": self.whole,
-        }
+        return DigestView(
+            schema_version=self.schema_version,
+            ruleset=self.ruleset,
+            epoch=self.epoch,
+            watermark=self.watermark,
+            tables=dict(self.tables),
+            digest=self.whole,
+        ).to_object()
 
 
 def compute(db: sqlite3.Connection, planes: Sequence[Plane]) -> Digest:

@@ -19,8 +19,8 @@ from schemas.commands.sys import (
 from schemas.model import Body
 from schemas.names import Names
 from schemas.results import Accepted, Refusal, Verdict
-from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
+from schemas.system import RebaseView, SentView, SnapshotsView, SnapshotView, TrimmedView
 from worker import identity
 from worker.bus.jetstream import JetStream
 from worker.ledger import digest, memory
@@ -93,23 +93,23 @@ class Operations:
     async def _list(self, _: Speaker, raw: bytes) -> Verdict:
         SnapshotsQuery.from_bytes(raw)
         found = await self._snapshots.list()
-        return Accepted("snapshots", {"snapshots": [_shown(snapshot) for snapshot in found]})
+        return Accepted(
+            "snapshots", SnapshotsView(snapshots=[_shown(one) for one in found]).to_object()
+        )
 
     async def _snapshot(self, raw: bytes) -> Verdict:
         SnapshotQuery.from_bytes(raw)
-        return Accepted("stored", _shown(await self._keeper.take()))
+        return Accepted("stored", _shown(await self._keeper.take()).to_object())
 
     async def _trim(self, raw: bytes) -> Verdict:
         TrimQuery.from_bytes(raw)
         trimmed = await self._keeper.trim()
-        return Accepted(
-            "trimmed",
-            {
-                "removed": trimmed.removed,
-                "first_seq": trimmed.first_seq,
-                "snapshot": _shown(trimmed.snapshot),
-            },
+        view = TrimmedView(
+            removed=trimmed.removed,
+            first_seq=trimmed.first_seq,
+            snapshot=_shown(trimmed.snapshot),
         )
+        return Accepted("trimmed", view.to_object())
 
     async def _prune(self, raw: bytes) -> Verdict:
         query = PruneQuery.from_bytes(raw)
@@ -144,7 +144,7 @@ class Operations:
             subject, body.to_bytes(), headers={headers.COMMAND: command_id}
         )
         folded = await self._runner.wait_for(epoch, ack.seq, FOLD_MS)
-        data: JsonObject = {"id": f"{epoch}-{ack.seq}", "command_id": command_id}
+        data = SentView(id=f"{epoch}-{ack.seq}", command_id=command_id).to_object()
         if not folded:
             return Accepted("published", data)
         key = memory.key_of(self._worker.principal, command_id)
@@ -161,10 +161,8 @@ class Operations:
             )
         first = max(halted, key=lambda one: (one.epoch, one.watermark, one.replica))
         await self._control.ask_to_rebase(first.replica)
-        return Accepted(
-            "asked",
-            {"replica": first.replica, "epoch": first.epoch + 1, "base": first.watermark},
-        )
+        view = RebaseView(replica=first.replica, epoch=first.epoch + 1, base=first.watermark)
+        return Accepted("asked", view.to_object())
 
 
 def _for_operators(handler: Callable[[bytes], Awaitable[Verdict]]) -> QueryHandler:
@@ -180,11 +178,11 @@ def _for_operators(handler: Callable[[bytes], Awaitable[Verdict]]) -> QueryHandl
     return answer
 
 
-def _shown(snapshot: Snapshot) -> JsonObject:
-    return {
-        "name": snapshot.name,
-        "epoch": snapshot.epoch,
-        "watermark": snapshot.watermark,
-        "digest": snapshot.digest,
-        "bytes": snapshot.info.size,
-    }
+def _shown(snapshot: Snapshot) -> SnapshotView:
+    return SnapshotView(
+        name=snapshot.name,
+        epoch=snapshot.epoch,
+        watermark=snapshot.watermark,
+        bytes=snapshot.info.size,
+        digest=snapshot.digest,
+    )

@@ -127,6 +127,13 @@ _EVENT: Final = {
     "at_ms": _AT,
     "request": _HEX,
 }
+_SNAPSHOT: Final = {
+    "name": "1-0000000000001042-9f3c61aa",
+    "epoch": 1,
+    "watermark": 1042,
+    "bytes": 516096,
+    "digest": _HEX,
+}
 _CAP: Final = {
     "user": "alice",
     "mint_key": "0123456789abcdef",
@@ -426,6 +433,34 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "amount": 60,
             "grant_expires_at_ms": _SECOND,
         },
+        "view.sys.status": {
+            "at_ms": _AT,
+            "space": "main",
+            "ready": True,
+            "reasons": [],
+            "worker": {
+                "id": _UID,
+                "version": "0.1.0",
+                "pid": 4242,
+                "started_at_ms": _AT - 60_000,
+                "spaces": ["main"],
+            },
+            "broker": {"version": "2.15.1", "rtt_ms": 0.4, "reconnects": 0, "embedded": False},
+            "planes": {"checkpoints": {}, "ledger": {}, "probes": {}},
+        },
+        "view.sys.digest": {
+            "schema_version": 1,
+            "ruleset": 2,
+            "epoch": 1,
+            "watermark": 1042,
+            "tables": {"commands": _HEX},
+            "digest": _HEX,
+        },
+        "view.sys.snapshot": _SNAPSHOT,
+        "view.sys.snapshots": {"snapshots": [_SNAPSHOT]},
+        "view.sys.trim": {"removed": 1000, "first_seq": 1001, "snapshot": _SNAPSHOT},
+        "view.sys.sent": {"id": "1-1043", "command_id": "7b1f0c9e4d2a4f6b"},
+        "view.sys.rebase": {"replica": _UID, "epoch": 2, "base": 1042},
         "fact.sys.ruleset": {**_V, "at_ms": _AT, "version": 2},
         "fact.sys.rebased": {**_V, "at_ms": _AT, "epoch": 2, "base": 1042},
     }
