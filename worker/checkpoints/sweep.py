@@ -35,6 +35,10 @@ GRACE_MS = 5_000
 
 PAGE = 1_000
 IN_FLIGHT = 64
+CHECKS_IN_FLIGHT = 4
+"""How many timers are looked for at once. Few, since each look is two reads at the leader, which
+would stand before those of whatever falls due just now; and nothing is late while they wait."""
+
 AUDIT_EVERY = 60
 LEARNED_GRACE_MS = 10
 """How long a learned deadline is left to the replica that armed it."""
@@ -91,7 +95,9 @@ class Sweep:
         """
         await self._feed.caught_up.wait()
         passes, said = 0, ""
+        loop = asyncio.get_running_loop()
         while True:
+            next_s = loop.time() + self._interval_ms / 1000
             audit = passes % AUDIT_EVERY == 0 or self._asked.is_set()
             self._asked.clear()
             if ready():
@@ -104,7 +110,7 @@ class Sweep:
                         log.warning("sweep_put_off", space=self._names.space, reason=error.reason)
                     said = error.reason
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_ms / 1000):
+                async with asyncio.timeout_at(next_s):
                     await self._asked.wait()
 
     async def sweep(self, *, audit: bool) -> None:
@@ -119,6 +125,7 @@ class Sweep:
         await self._unproven(now_ms)
         if audit:
             await self._audit(now_ms)
+        await self._timers(now_ms)
         metrics.PENDING.labels(self._names.space).set(await self._feed.count())
 
     async def _overdue(self, now_ms: int) -> None:
@@ -127,13 +134,20 @@ class Sweep:
             await self._each(rows, self._repair)
 
     async def _near(self, now_ms: int) -> None:
-        """Offer the wheel what is due before the next pass, and see that its timer stands."""
+        """Offer the wheel what is due before the next pass but one."""
+        if self._wheel is None:
+            return
         async for rows in self._pages(now_ms + 2 * self._interval_ms):
             for row in rows:
                 self.offer(row)
-            unsure = [row for row in rows if self._unsure(row, now_ms)]
+
+    async def _timers(self, now_ms: int) -> None:
+        """See that the timers of what is near stand, the nearest first."""
+        async for rows in self._pages(now_ms + 2 * self._interval_ms):
+            looked_ms = int(self._clock.lower_ms())
+            unsure = [row for row in rows if self._unsure(row, looked_ms)]
             seen: list[Pending] = []
-            await self._each(unsure, partial(self._check_timer, seen))
+            await self._each(unsure, partial(self._check_timer, seen), lanes=CHECKS_IN_FLIGHT)
             if seen:
                 await self._feed.note_timers(seen)
 
@@ -200,7 +214,9 @@ class Sweep:
     async def _repair_target(self, target: Checkpoint) -> None:
         await self._repairer.repair(target, self._cause)
 
-    async def _each(self, items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
+    async def _each(
+        self, items: Iterable[T], work: Callable[[T], Awaitable[None]], *, lanes: int = IN_FLIGHT
+    ) -> None:
         waiting = iter(items)
 
         async def lane() -> None:
@@ -215,7 +231,7 @@ class Sweep:
                     log.exception("sweep_skipped", space=self._names.space, reason=reason)
 
         # Lanes, since a task for each row of a page would take megabytes.
-        await together(*(lane() for _ in range(IN_FLIGHT)))
+        await together(*(lane() for _ in range(lanes)))
 
 
 def _targets(names: Names, page: Iterable[str]) -> list[Checkpoint]:
