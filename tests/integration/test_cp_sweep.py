@@ -1,5 +1,6 @@
 """The sweep: what is due, overdue or unproven is repaired, and nothing else is touched."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from functools import partial
@@ -23,6 +24,8 @@ from tests.support.cp import (
 )
 from tests.support.space import Space
 from worker.checkpoints import sweep
+from worker.checkpoints.index import Pending
+from worker.checkpoints.repair import Repairer
 
 HOUR_MS = 60 * MINUTE_MS
 
@@ -69,6 +72,28 @@ async def test_more_is_overdue_than_one_page_holds(
     async with serving(space, wheel=False):
         for target in targets:
             assert (await desk.agree(target))["state"] == "expired"
+
+
+@pytest.mark.usefixtures("no_grace")
+async def test_looking_for_timers_keeps_nothing_that_is_near_from_the_wheel(
+    desk: Desk, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Checkpoint] = []
+
+    async def without_end(_: Repairer, row: Pending) -> bool:
+        looked.append(row.target)
+        await asyncio.Event().wait()
+        return True
+
+    monkeypatch.setattr(Repairer, "waits_in_order", without_end)
+    monkeypatch.setattr(sweep, "PAGE", 4)
+    targets = [a_target() for _ in range(9)]
+    async with serving(space, wheel_horizon_ms=2_000, sweep_interval_ms=500):
+        for target in targets:  # without a timer, and too far ahead for the wheel
+            await desk.plant(target, in_ms=4_000)
+        for target in targets:
+            assert (await desk.agree(target))["state"] == "expired"
+    assert 0 < len(looked) <= sweep.CHECKS_IN_FLIGHT
 
 
 @pytest.mark.usefixtures("no_grace")
