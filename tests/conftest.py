@@ -5,6 +5,7 @@ import itertools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -59,11 +60,11 @@ async def worker(space: Space) -> AsyncIterator[RunningWorker]:
 
 
 @pytest.fixture
-def process_worker(space: Space, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
-    """Starts ``tidegate run`` on the space as a process of its own, as often as it is called."""
+def worker_of(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Starts ``tidegate run`` on a space as a process of its own, as often as it is called."""
     started: list[WorkerProcess] = []
 
-    def start(**settings: object) -> WorkerProcess:
+    def start(space: Space, **settings: object) -> WorkerProcess:
         log = tmp_path / f"worker-{len(started)}.log"
         one = WorkerProcess(space_environment(space, **settings), log)
         started.append(one)
@@ -72,6 +73,14 @@ def process_worker(space: Space, tmp_path: Path) -> Iterator[Callable[..., Worke
     yield start
     for one in started:
         one.kill()
+
+
+@pytest.fixture
+def process_worker(
+    space: Space, worker_of: Callable[..., WorkerProcess]
+) -> Callable[..., WorkerProcess]:
+    """As ``worker_of``, on the test's space."""
+    return partial(worker_of, space)
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.cp import until
 from tests.support.ledger import a_log
-from tests.support.process import WorkerProcess, space_environment
+from tests.support.process import WorkerProcess
 from tests.support.proxy import proxy_to
 from tests.support.space import Space, speaker
 from worker.bus.options import ConnectOptions
@@ -20,19 +19,6 @@ from worker.client import Client, new_command_id
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped")
 
 KEY = "key-000000000001"
-
-
-@pytest.fixture
-def worker_of(tmp_path: Path) -> Iterator[Callable[[Space], WorkerProcess]]:
-    started: list[WorkerProcess] = []
-
-    def start(space: Space) -> WorkerProcess:
-        started.append(WorkerProcess(space_environment(space), tmp_path / "worker.log"))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
 
 
 async def test_a_late_allowed_from_before_a_stop_allows_nothing(

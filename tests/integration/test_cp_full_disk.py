@@ -4,29 +4,15 @@ import asyncio
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.integration.test_ledger_disk import LITTLE, let_grow
-from tests.support.process import WorkerProcess, space_environment
+from tests.support.process import WorkerProcess
 from tests.support.space import Space
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are limited")
-
-
-@pytest.fixture
-def worker_of(tmp_path: Path) -> Iterator[Callable[[Space], WorkerProcess]]:
-    started: list[WorkerProcess] = []
-
-    def start(space: Space) -> WorkerProcess:
-        started.append(WorkerProcess(space_environment(space), tmp_path / "worker.log"))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
 
 
 async def test_a_full_disk_ends_no_worker_and_holds_up_no_checkpoint(
