@@ -142,8 +142,16 @@ class Sweep:
                 self.offer(row)
 
     async def _timers(self, now_ms: int) -> None:
-        """See that the timers of what is near stand, the nearest first."""
+        """See that the timers of what is near stand, the nearest first.
+
+        What takes longer than the time between two passes is left to the next one, lest the wheel
+        hear too late of what is near then.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._interval_ms / 1000
         async for rows in self._pages(now_ms + 2 * self._interval_ms):
+            if loop.time() >= end_s:
+                return
             looked_ms = int(self._clock.lower_ms())
             unsure = [row for row in rows if self._unsure(row, looked_ms)]
             seen: list[Pending] = []
