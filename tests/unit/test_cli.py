@@ -15,7 +15,7 @@ from schemas.results import Error, Result
 from tests.support.process import command, environment
 from worker import settings
 from worker.bus.errors import Denied, Unavailable
-from worker.cli import common, cp_views
+from worker.cli import common, cp_views, ending
 from worker.client import CallTimeout, Failed, NobodyThere, QueryTimeout, Refused
 from worker.errors import StartRefused, TidegateError
 from worker.settings import BadSettings
@@ -50,16 +50,16 @@ def result(status: str, code: str = "conflict") -> Result:
     ],
 )
 def test_every_error_has_its_exit_code(error: TidegateError | BadInput, code: int) -> None:
-    assert common.exit_code(error) == code
+    assert ending.exit_code(error) == code
 
 
 def test_a_refusal_as_json_is_the_result_itself() -> None:
     refused = Refused(result("refused"))
-    assert common.error_object(refused) == refused.result.to_object()
+    assert ending.error_object(refused) == refused.result.to_object()
 
 
 def test_a_timeout_as_json_says_how_to_ask_again() -> None:
-    shown = common.error_object(CallTimeout("c" * 16, stored=False))
+    shown = ending.error_object(CallTimeout("c" * 16, stored=False))
     assert shown["status"] == "failed"
     assert shown["command_id"] == "c" * 16
     assert shown["error"]["retryable"] is True

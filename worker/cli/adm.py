@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schemas.roles import OPERATOR_PREFIX
-from worker.cli import adm_turn, adm_views, common
+from worker.cli import adm_turn, adm_views, common, ending, sessions
 from worker.cli.adm_turn import (
     Request,
     process,
@@ -32,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     short_help="Admission: turns queue for scarce seats.",
     help="Admission: turns queue for scarce seats; one that may have been dispatched never runs "
-    "again.\n\n" + common.EXIT_CODES,
+    "again.\n\n" + ending.EXIT_CODES,
 )
 
 LOOK_S = 0.2
@@ -137,7 +137,7 @@ def enqueue(
 
     The same again is answered with what became of it.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {
         "session_id": session_id or agent,
         "agent_id": agent,
@@ -163,9 +163,9 @@ def enqueue(
             turn = await client.adm.request(request)
         lines = adm_views.turn_lines(turn, common.now_ms())
         common.emit(turn.to_object(), session.as_json, lines)
-        return common.OK if turn.lease is not None else common.REFUSED
+        return ending.OK if turn.lease is not None else ending.REFUSED
 
-    raise typer.Exit(common.with_client(session, work))
+    raise typer.Exit(sessions.with_client(session, work))
 
 
 @app.command()
@@ -180,7 +180,7 @@ def cancel(
     as_json: JsonFlag = False,
 ) -> None:
     """Take a queued turn back."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     verb(session, "cancel", request_key(request), {}, command_id)
 
 
@@ -201,16 +201,16 @@ def admit(
 
     Exit code 0 with a seat, 3 if something blocks, which is then said.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     key = () if request is None else request_key(request)
 
     async def work(client: "Client") -> int:
         result = await send(client, session, "admit", key, {}, command_id)
         lines = adm_views.result_lines(result, common.now_ms())
         common.emit(result.to_object(), session.as_json, lines)
-        return common.REFUSED if result.outcome == "none" else common.OK
+        return ending.REFUSED if result.outcome == "none" else ending.OK
 
-    raise typer.Exit(common.with_client(session, work))
+    raise typer.Exit(sessions.with_client(session, work))
 
 
 adm_turn.register(app)
@@ -241,7 +241,7 @@ def resolve(
     confirmed_not_dispatched queues it again: if the provider did get it, it gets it twice.
     confirmed_completed and acknowledged_unknown free its seat and never run it again.
     """
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
     fields = {"resolution": resolution.value, "evidence": evidence}
     verb(session, "resolve", request_key(request), fields, command_id)
 
@@ -265,7 +265,7 @@ def cooldown(
     as_json: JsonFlag = False,
 ) -> None:
     """Let a model rest; a cooldown is never shortened."""
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
     fields = {
         "provider": provider,
         "model": model,
@@ -288,7 +288,7 @@ def drain(
     as_json: JsonFlag = False,
 ) -> None:
     """Bring the seats to a limit; none is taken away."""
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
     verb(session, "drain", (), {"to": to}, command_id)
 
 
@@ -401,23 +401,23 @@ def policy(
     if claim is not None and assert_:
         common.usage("--assert", "goes without --claim")
     if claim is not None:
-        session = common.operators(config, nats, space, as_, as_json, timeout)
+        session = sessions.operators(config, nats, space, as_, as_json, timeout)
         verb(session, "policy", (), {"epoch": claim, **values}, command_id)
         return
     if assert_:
-        session = common.operators(config, nats, space, as_, as_json, timeout)
+        session = sessions.operators(config, nats, space, as_, as_json, timeout)
         believed = values if epoch is None else {"epoch": epoch, **values}
         verb(session, "policy", (), {"assert": believed}, command_id)
         return
     if values or epoch is not None:
         common.usage("--claim", "or --assert is needed with values")
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await client.adm.policy()
         common.emit(view.to_object(), session.as_json, adm_views.policy_lines(view))
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command()
@@ -431,7 +431,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one turn, and where it stands in the queue."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     (request_id,) = request_key(request)
 
     async def work(client: "Client") -> None:
@@ -444,7 +444,7 @@ def show(
             lines += adm_views.place_lines(place, now_ms)
         common.emit(value, session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command()
@@ -458,14 +458,14 @@ def queue(
     as_json: JsonFlag = False,
 ) -> None:
     """List the head of the queue, and what keeps it waiting."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await client.adm.queue(limit=limit)
         lines = adm_views.queue_lines(view, common.now_ms())
         common.emit(view.to_object(), session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command()
@@ -480,7 +480,7 @@ def leases(
     as_json: JsonFlag = False,
 ) -> None:
     """List the seats that are held, and what would free each."""
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         page = await client.adm.leases(limit=limit, after_request_id=after)
@@ -488,7 +488,7 @@ def leases(
         common.emit(page.to_object(), session.as_json, lines)
         _more(session.as_json, page.next_after_request_id)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command()
@@ -507,7 +507,7 @@ def recoverable(
     as_json: JsonFlag = False,
 ) -> None:
     """List debts: since when, why, and what would free them."""
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         page = await client.adm.recoverable(host=host, limit=limit, after_request_id=after)
@@ -515,7 +515,7 @@ def recoverable(
         common.emit(page.to_object(), session.as_json, lines)
         _more(session.as_json, page.next_after_request_id)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command()
@@ -533,14 +533,14 @@ def events(
     as_json: JsonFlag = False,
 ) -> None:
     """Show a page of the journal; it names no request."""
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         page = await client.adm.events(after=after, limit=limit)
         common.emit(page.to_object(), session.as_json, adm_views.event_lines(page))
         _more(session.as_json, page.next_after)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 def _ms(parameter: str, text: str | None) -> int | None:

@@ -8,17 +8,17 @@ import typer
 
 from schemas import tokens
 from schemas.results import Result
-from worker.cli import adm_views, common
+from worker.cli import adm_views, common, sessions
 from worker.cli.common import (
     AsOption,
     CommandIdOption,
     ConfigOption,
     JsonFlag,
     NatsOption,
-    Session,
     SpaceOption,
     TimeoutOption,
 )
+from worker.cli.sessions import Session
 
 if TYPE_CHECKING:
     from worker.client import Client
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
         as_json: JsonFlag = False,
     ) -> None:
         """Say that the turn is being prepared."""
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "start", request, (lease, generation), {}, command_id)
 
     @app.command()
@@ -131,7 +131,7 @@ def register(app: typer.Typer) -> None:
 
         Nothing may be written to the provider before this exits with 0.
         """
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         identity = {"connector": process(session, "--connector", connector)}
         if child is not None:
             identity["child"] = process(session, "--child", child)
@@ -155,7 +155,7 @@ def register(app: typer.Typer) -> None:
 
         Its sealed prompt is destroyed.
         """
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "active", request, (lease, generation), {}, command_id)
 
     @app.command()
@@ -175,7 +175,7 @@ def register(app: typer.Typer) -> None:
 
         The turn becomes a debt that keeps its seat, and its sealed prompt is destroyed.
         """
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "ambiguous", request, (lease, generation), {}, command_id)
 
     @app.command()
@@ -224,7 +224,7 @@ def register(app: typer.Typer) -> None:
         as_json: JsonFlag = False,
     ) -> None:
         """Say that the turn is over, and how it ended."""
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         detail = {"http_status": http_status, "code": code, "reason": reason}
         told = {name: value for name, value in detail.items() if value is not None}
         fields: dict[str, Any] = {"outcome": outcome.value}
@@ -256,7 +256,7 @@ def register(app: typer.Typer) -> None:
 
         The turn is never queued again; a new request id is another turn.
         """
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         _fenced(
             session, "abandon", request, (lease, generation), {"outcome": outcome.value}, command_id
         )
@@ -278,7 +278,7 @@ def register(app: typer.Typer) -> None:
 
         The turn becomes a debt that keeps its seat until evidence or an operator frees it.
         """
-        session = common.session(config, nats, space, as_, as_json, timeout)
+        session = sessions.session(config, nats, space, as_, as_json, timeout)
         _fenced(session, "recover", request, (lease, generation), {}, command_id)
 
 
@@ -340,7 +340,7 @@ def verb(
         lines = adm_views.result_lines(result, common.now_ms())
         common.emit(result.to_object(), session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 def _fenced(
@@ -365,4 +365,4 @@ def _fenced(
         lines = adm_views.result_lines(result, common.now_ms())
         common.emit(result.to_object(), session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)

@@ -7,7 +7,7 @@ import typer
 
 from schemas.strict_json import JsonObject
 from worker.bench import text
-from worker.cli import common
+from worker.cli import common, ending
 from worker.cli.common import JsonFlag
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ def checkpoints(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     """How fast runs settle, and how late they expire."""
     from worker.bench import checkpoints as bench
 
-    figures = common.run_async(bench.run(count, common.say), fast=True)
+    figures = ending.run_async(bench.run(count, common.say), fast=True)
     _tell(figures, as_json, text.checkpoints)
 
 
@@ -39,7 +39,7 @@ def caps(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     """
     from worker.bench import caps as bench
 
-    figures = common.run_async(bench.run(count, common.say), fast=True)
+    figures = ending.run_async(bench.run(count, common.say), fast=True)
     _tell(figures, as_json, text.caps)
 
 
@@ -48,7 +48,7 @@ def admission(count: CountOption = 2_000, as_json: JsonFlag = False) -> None:
     """How fast turns get seats, and what a decision costs."""
     from worker.bench import admission as bench
 
-    figures = common.run_async(bench.run(count, common.say), fast=True)
+    figures = ending.run_async(bench.run(count, common.say), fast=True)
     _tell(figures, as_json, text.admission)
 
 
@@ -108,7 +108,7 @@ def timers(
     work = bench.run(
         pending, rate, lead, common.say, in_flight=in_flight, minters=minters, for_s=stop_after
     )
-    figures = common.run_async(work, fast=True)
+    figures = ending.run_async(work, fast=True)
     _tell(figures, as_json, text.timers)
 
 
@@ -149,7 +149,7 @@ def everything(
     from worker.bench import everything as bench
 
     work = bench.run(count, max_timers, max_turns, common.say, peers=peers)
-    figures = common.run_async(work, fast=True)
+    figures = ending.run_async(work, fast=True)
     _tell(figures, as_json, text.everything)
 
 

@@ -12,17 +12,17 @@ from schemas import tokens
 from schemas.caps import CapsPage, ImportView, ListedCap
 from schemas.results import Result
 from schemas.roles import OPERATOR_PREFIX
-from worker.cli import cap_views, common
+from worker.cli import cap_views, common, ending, sessions
 from worker.cli.common import (
     AsOption,
     CommandIdOption,
     ConfigOption,
     JsonFlag,
     NatsOption,
-    Session,
     SpaceOption,
     TimeoutOption,
 )
+from worker.cli.sessions import Session
 
 if TYPE_CHECKING:
     from worker.caps.leftovers import Leftovers
@@ -32,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     short_help="Caps: act for a person, up to a cap.",
     help="Caps: a person lets an agent act for them up to a cap, and can stop it at once.\n\n"
-    + common.EXIT_CODES,
+    + ending.EXIT_CODES,
 )
 
 User = Annotated[str, typer.Argument(help="Whose cap: [A-Za-z0-9-]{1,100}.", metavar="USER")]
@@ -98,7 +98,7 @@ def reserve(
 
     The answer says with which expiry to mint; confirm within ten minutes.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields = {"latest_expires_at_ms": common.instant("--expires", expires), "cap": cap}
     key = (_user(user), _mint_key(mint_key or secrets.token_hex(12)))
     _verb(session, "reserve", key, fields, command_id)
@@ -121,7 +121,7 @@ def confirm(
 
     The one before is superseded in the same step.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields = {"grant_expires_at_ms": common.instant("--expires", expires)}
     _verb(session, "confirm", (_user(user), _mint_key(mint_key)), fields, command_id)
 
@@ -153,13 +153,13 @@ def authorize(
     Exit code 0 only if it may, for as long as the answer says, 2 s at most. Any other exit code,
     a timeout too, is a refusal. The same command id is judged again.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields = {"amount": amount, "grant_expires_at_ms": common.instant("--expires", expires)}
     result, sent_s = _call(session, "authorize", (_user(user),), fields, command_id)
     left_ms = result.data["valid_for_ms"] - int((time.monotonic() - sent_s) * 1000)
     if left_ms <= 0:
         common.say("tidegate: the answer took longer than the permit is valid; ask again")
-        raise typer.Exit(common.REFUSED)
+        raise typer.Exit(ending.REFUSED)
     common.emit(result.to_object(), as_json, cap_views.permit_lines(user, result, left_ms))
 
 
@@ -176,7 +176,7 @@ def revoke(
     as_json: JsonFlag = False,
 ) -> None:
     """End the active grant, if it is the one that expires then."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields = {"expires_at_ms": common.instant("--expires", expires)}
     _verb(session, "revoke", (_user(user),), fields, command_id)
 
@@ -197,7 +197,7 @@ def stop(
     The active grant ends, and what was reserved before can never be confirmed. The answer says
     when the last permit already given runs out.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "stop", (_user(user),), {}, command_id)
 
 
@@ -216,7 +216,7 @@ def bump(
 
     What is active then authorises nothing, and can still be revoked.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "bump", (_user(user),), {}, command_id)
 
 
@@ -245,7 +245,7 @@ def minting(
 
     What is reserved already is not touched, and a Stop always works.
     """
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {"enabled": switch is Switch.ON}
     if permit is not None:
         fields["permit_ms"] = common.duration("--permit", permit)
@@ -270,7 +270,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a person's cap authorises now, and why not."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     whose = _user(user)
     key = None if mint_key is None else _mint_key(mint_key)
 
@@ -279,7 +279,7 @@ def show(
         lines = cap_views.detail_lines(detail, common.now_ms())
         common.emit(detail.to_object(), session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command("list", epilog=AS_OPERATOR)
@@ -306,7 +306,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """List the caps in force, by person, or those that ended last."""
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
     if ended and (after_user or all_):
         common.usage("--ended", "what ended has one page: not with --after-user or --all")
     start = None if after_user is None else _user(after_user)
@@ -332,7 +332,7 @@ def list_(
         if at is not None:
             common.say(f"There is more: --after-user {at}, or --all.")
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command("import", epilog=AS_OPERATOR)
@@ -362,7 +362,7 @@ def import_(
     if dry_run:
         common.emit({"read": read}, as_json, cap_views.leftover_lines(found))
         return
-    session = common.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await _take_in(client, found)
@@ -370,7 +370,7 @@ def import_(
         lines = [*cap_views.leftover_lines(found), *cap_views.import_lines(view)]
         common.emit(value, session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 async def _take_in(client: "Client", found: "Leftovers") -> ImportView:
@@ -406,7 +406,7 @@ def _call(
         sent_s = time.monotonic()
         return await client.send("cap", verb, key, fields, command_id=command_id), sent_s
 
-    result, sent_s = common.with_client(session, work)
+    result, sent_s = sessions.with_client(session, work)
     if result.status != "ok":
         if result.data and not session.as_json:
             common.emit({}, False, cap_views.result_lines(key, result, common.now_ms()))

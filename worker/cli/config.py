@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from schemas.strict_json import JsonObject
-from worker.cli import common
+from worker.cli import common, sessions
 from worker.cli.common import ConfigOption, JsonFlag
 
 app = typer.Typer(no_args_is_help=True, help="Settings: TIDEGATE_… variables, a file, or options.")
@@ -26,7 +26,7 @@ def show(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
     """
     from worker import settings
 
-    loaded = common.load_settings({}, config)
+    loaded = sessions.load_settings({}, config)
     rows: list[JsonObject] = [
         {
             "name": settings.variable(field),

@@ -8,17 +8,17 @@ import typer
 from schemas.codes import BadInput
 from schemas.subjects import Checkpoint, Speaker
 from schemas.views import CheckpointView
-from worker.cli import common, cp_views
+from worker.cli import common, cp_views, ending, sessions
 from worker.cli.common import (
     AsOption,
     CommandIdOption,
     ConfigOption,
     JsonFlag,
     NatsOption,
-    Session,
     SpaceOption,
     TimeoutOption,
 )
+from worker.cli.sessions import Session
 
 if TYPE_CHECKING:
     from worker.client import Client
@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     short_help="Checkpoints: runs pause, resume or expire.",
     help="Checkpoints: a run pauses with a deadline; its holder resumes it, or it expires.\n\n"
-    + common.EXIT_CODES,
+    + ending.EXIT_CODES,
 )
 
 Endpoint = Annotated[
@@ -130,7 +130,7 @@ def mint(
 
     The same again is answered already_minted; anything else under a used token is refused.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields = _fields(body)
     fields["deadline_at_ms"] = common.instant("--deadline", deadline)
     if holder is not None:
@@ -176,7 +176,7 @@ def heartbeat(
 
     It raises the generation; a heartbeat of an older generation is refused.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {"deadline_at_ms": common.instant("--deadline", deadline)}
     if generation is not None:
         fields["generation"] = generation
@@ -229,7 +229,7 @@ def resume(
 
     At or after the deadline it is too late: exit 3, and the checkpoint expires.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields: dict[str, Any] = {}
     if answer is not None:
         fields["answer"] = _answer(answer)
@@ -253,7 +253,7 @@ def expire(
     as_json: JsonFlag = False,
 ) -> None:
     """Settle a checkpoint whose deadline has passed."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "expire", _target(endpoint, token), {}, command_id)
 
 
@@ -270,7 +270,7 @@ def repair(
     as_json: JsonFlag = False,
 ) -> None:
     """Mend what one checkpoint lacks, as the sweep does."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     _verb(session, "repair", _target(endpoint, token), {}, command_id)
 
 
@@ -286,7 +286,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show everything there is about one checkpoint."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
 
     async def work(client: "Client") -> None:
@@ -294,7 +294,7 @@ def show(
         lines = cp_views.detail_lines(detail, common.now_ms())
         common.emit(detail.to_object(), session.as_json, lines)
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command("list")
@@ -330,7 +330,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """List waiting checkpoints."""
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     before = common.instant("--due", due) if due else None
 
     async def work(client: "Client") -> None:
@@ -349,7 +349,7 @@ def list_(
         if at is not None and not session.as_json:
             common.say(f"There is more: --cursor {at}, or --all.")
 
-    common.with_client(session, work)
+    sessions.with_client(session, work)
 
 
 @app.command()
@@ -368,14 +368,14 @@ def wait(
 
     Exit code 0 if it was resumed, 3 if it expired, 124 if it still waits after --wait-timeout.
     """
-    session = common.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.session(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
     wait_ms = _wait_ms(wait_timeout or timeout)
 
     async def work(client: "Client") -> int:
         return await _settlement(client, session, target, wait_ms)
 
-    raise typer.Exit(common.with_client(session, work))
+    raise typer.Exit(sessions.with_client(session, work))
 
 
 def _verb(
@@ -404,12 +404,12 @@ def _verb(
             raise refusal(result)
         if not wait:
             common.emit(result.to_object(), session.as_json, lines)
-            return common.OK
+            return ending.OK
         for line in lines:
             common.say(line)
         return await _settlement(client, session, target, wait_ms)
 
-    raise typer.Exit(common.with_client(session, work))
+    raise typer.Exit(sessions.with_client(session, work))
 
 
 async def _settlement(client: "Client", session: Session, target: Checkpoint, wait_ms: int) -> int:
@@ -420,7 +420,7 @@ async def _settlement(client: "Client", session: Session, target: Checkpoint, wa
         value["answer"] = answer
     lines = cp_views.settled_lines(settled, answer, common.now_ms())
     common.emit(value, session.as_json, lines)
-    return common.OK if settled.state == "resumed" else common.REFUSED
+    return ending.OK if settled.state == "resumed" else ending.REFUSED
 
 
 async def _answer_of(client: "Client", target: Checkpoint) -> dict[str, Any] | None:

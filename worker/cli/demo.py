@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, ending
 from worker.cli.common import JsonFlag
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def register(app: typer.Typer) -> None:
         from worker.demo import show
 
         narrator: show.Narrator = _Silent() if as_json else _Teller()
-        report = common.run_async(show.play(narrator))
+        report = ending.run_async(show.play(narrator))
         if as_json:
             common.emit(report, True, "")
-        raise typer.Exit(common.OK if report["ok"] else common.FAILED)
+        raise typer.Exit(ending.OK if report["ok"] else ending.FAILED)
 
 
 class _Silent:

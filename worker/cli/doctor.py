@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def register(app: typer.Typer) -> None:
         With the worker's credentials (TIDEGATE_NATS_USER and so on) everything is looked at; with a
         client's, its rights, and whether a worker answers it.
         """
-        loaded = common.load_settings({"nats_url": nats, "spaces": spaces}, config)
-        findings = common.run_async(_examine(loaded, monitor))
+        loaded = sessions.load_settings({"nats_url": nats, "spaces": spaces}, config)
+        findings = ending.run_async(_examine(loaded, monitor))
         report = {"v": 1, "findings": [finding.to_object() for finding in findings]}
         common.emit(report, as_json, _text(findings))
         in_danger = any(finding.severity == "danger" for finding in findings)
-        raise typer.Exit(common.FAILED if in_danger else common.OK)
+        raise typer.Exit(ending.FAILED if in_danger else ending.OK)
 
 
 async def _examine(loaded: "Loaded", monitor: str | None) -> "list[Finding]":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, sessions
 from worker.cli.common import ConfigOption, JsonFlag
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def init(
     """
     from worker import identity
 
-    settings = common.load_settings({"data_dir": data_dir}, config).settings
+    settings = sessions.load_settings({"data_dir": data_dir}, config).settings
     kept = identity.init(settings.data_dir, principal, uid or identity.new_uid())
     if uid is not None and kept.speaker.uid != uid:
         raise identity.BadIdentity(f"{principal} has another uid already, in {kept.path}")
@@ -74,7 +74,7 @@ def show(
     """Show an identity that is kept here."""
     from worker import identity
 
-    settings = common.load_settings({"data_dir": data_dir}, config).settings
+    settings = sessions.load_settings({"data_dir": data_dir}, config).settings
     kept = identity.find(settings.data_dir, principal)
     if kept is None:
         whose = f"of {principal} " if principal else ""

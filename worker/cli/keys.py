@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schemas.strict_json import JsonObject
-from worker.cli import common
+from worker.cli import common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ def show(data_dir: DataDir = None, config: ConfigOption = None, as_json: JsonFla
     document = {"v": 1, "folder": str(ring.folder), "current": current, "keys": keys}
     common.emit(document, as_json, common.columns([["VERSION", "ID", "FILE"], *rows]))
     if refused is not None:
-        raise typer.Exit(common.FAILED)
+        raise typer.Exit(ending.FAILED)
 
 
 def _ring(data_dir: Path | None, config: Path | None) -> "KeyRing":
     from worker.sealing import coredumps, keyfiles
     from worker.sealing.keyring import KeyRing
 
-    settings = common.load_settings({"data_dir": data_dir}, config).settings
+    settings = sessions.load_settings({"data_dir": data_dir}, config).settings
     coredumps.forbid()
     return KeyRing(keyfiles.default_dir(settings.data_dir))
 

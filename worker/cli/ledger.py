@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from schemas.strict_json import JsonObject
-from worker.cli import common
+from worker.cli import common, ending, sessions
 from worker.cli.common import AsOption, ConfigOption, JsonFlag, NatsOption, SpaceOption
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LONG_MS: Final = 120_000
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The ledger: one ordered log, folded into SQLite.\n\n" + common.EXIT_CODES,
+    help="The ledger: one ordered log, folded into SQLite.\n\n" + ending.EXIT_CODES,
 )
 
 FileArgument = Annotated[Path, typer.Argument(help="The backup's file.", metavar="FILE")]
@@ -58,7 +58,7 @@ def show_digest(
     if file is None:
         found = _asked(session, "digest", {})
     else:
-        found = common.run_async(_digest_of_file(session, file))
+        found = ending.run_async(_digest_of_file(session, file))
     common.emit({"v": 1, **found}, as_json, _digest_lines(found))
 
 
@@ -81,7 +81,7 @@ def replay(
     """
     session = _session(config, nats, space, None, as_json)
     _must_be_new("--into", into)
-    replayed = common.run_async(_replay(session, into, from_snapshot=from_snapshot))
+    replayed = ending.run_async(_replay(session, into, from_snapshot=from_snapshot))
     common.emit(_replay_object(replayed), as_json, _replay_lines(replayed))
 
 
@@ -101,7 +101,7 @@ def verify(
     Exit code 0 if every table is equal, 1 if one is not. It needs the worker's rights.
     """
     session = _session(config, nats, space, as_, as_json)
-    said, replayed = common.run_async(_verify(session, from_snapshot=from_snapshot))
+    said, replayed = ending.run_async(_verify(session, from_snapshot=from_snapshot))
     own = replayed.digest
     differing = sorted(name for name in own.tables if said["tables"].get(name) != own.tables[name])
     equal = not differing and said["digest"] == own.whole and said["epoch"] == own.epoch
@@ -112,7 +112,7 @@ def verify(
         as_json,
         [*_replay_lines(replayed), words, *(f"differs: {name}" for name in differing)],
     )
-    raise typer.Exit(common.OK if equal else common.FAILED)
+    raise typer.Exit(ending.OK if equal else ending.FAILED)
 
 
 @app.command()
@@ -243,7 +243,7 @@ def backup(
     """
     session = _session(config, nats, space, None, as_json)
     _must_be_new("FILE", file)
-    taken = common.run_async(_backup(session, file.absolute()))
+    taken = ending.run_async(_backup(session, file.absolute()))
     common.emit(
         {"v": 1, "file": str(file), **taken}, as_json, f"{file}: the ledger at {taken['watermark']}"
     )
@@ -266,7 +266,7 @@ def restore(
     session = _session(config, None, space, None, as_json)
     if not file.is_file():
         common.usage("FILE", f"{file} is no file")
-    found = common.run_async(_restore(session, file, replace=replace))
+    found = ending.run_async(_restore(session, file, replace=replace))
     words = f"{found['file']}: the ledger at {found['watermark']}, restored; start its worker"
     common.emit({"v": 1, **found}, as_json, words)
 
@@ -280,7 +280,7 @@ def _must_be_new(parameter: str, file: Path) -> None:
 
 def _session(
     config: Path | None, nats: str | None, space: str | None, as_: str | None, as_json: bool
-) -> common.Session:
+) -> sessions.Session:
     """A session of an operator, whatever broker user the machine is set up with.
 
     These commands run where the worker does, and so with its credentials.
@@ -289,12 +289,12 @@ def _session(
     from worker import identity
 
     speaker = as_ or f"{OPERATOR_PREFIX}.{identity.new_uid()}"
-    return common.session(
+    return sessions.session(
         config=config, nats=nats, space=space, as_=speaker, as_json=as_json, timeout=None
     )
 
 
-def _operate(name: str, body: Mapping[str, Any], session: common.Session) -> None:
+def _operate(name: str, body: Mapping[str, Any], session: sessions.Session) -> None:
     found = _asked(session, name, body)
     rows = [
         (key, value["name"] if isinstance(value, dict) else str(value))
@@ -303,26 +303,26 @@ def _operate(name: str, body: Mapping[str, Any], session: common.Session) -> Non
     common.emit({"v": 1, **found}, session.as_json, common.columns(rows))
 
 
-def _asked(session: common.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
-    return common.run_async(_ask(session, name, body))
+def _asked(session: sessions.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
+    return ending.run_async(_ask(session, name, body))
 
 
-async def _ask(session: common.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
+async def _ask(session: sessions.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
     async with session.client() as client:
         answer = await client.query("sys", name, body, timeout_ms=LONG_MS)
         return {"outcome": answer.outcome, **answer.data}
 
 
 @asynccontextmanager
-async def _workers_account(session: common.Session) -> "AsyncIterator[JetStream]":
+async def _workers_account(session: sessions.Session) -> "AsyncIterator[JetStream]":
     from worker.bus.jetstream import JetStream
 
-    async with common.workers_account(session.loaded.settings, "tidegate-ledger") as conn:
+    async with sessions.workers_account(session.loaded.settings, "tidegate-ledger") as conn:
         yield JetStream(conn)
 
 
 async def _replay(
-    session: common.Session, into: Path, *, from_snapshot: bool, until: int | None = None
+    session: sessions.Session, into: Path, *, from_snapshot: bool, until: int | None = None
 ) -> "Replayed":
     from schemas.names import Names
     from worker.ledger import replay
@@ -341,7 +341,9 @@ async def _replay(
         )
 
 
-async def _verify(session: common.Session, *, from_snapshot: bool) -> "tuple[JsonObject, Replayed]":
+async def _verify(
+    session: sessions.Session, *, from_snapshot: bool
+) -> "tuple[JsonObject, Replayed]":
     async with session.client() as client:
         said = (await client.query("sys", "digest", {}, timeout_ms=LONG_MS)).data
     with tempfile.TemporaryDirectory(prefix="tidegate-verify-") as folder:
@@ -351,7 +353,7 @@ async def _verify(session: common.Session, *, from_snapshot: bool) -> "tuple[Jso
         )
 
 
-async def _backup(session: common.Session, file: Path) -> JsonObject:
+async def _backup(session: sessions.Session, file: Path) -> JsonObject:
     """Have a snapshot made and fetch it."""
     from schemas.names import Names
     from worker.ledger.snapshots import SnapshotDamaged, Snapshots
@@ -371,7 +373,7 @@ async def _backup(session: common.Session, file: Path) -> JsonObject:
     raise SnapshotDamaged("the snapshot that was just stored is gone; try again")
 
 
-async def _digest_of_file(session: common.Session, file: Path) -> JsonObject:
+async def _digest_of_file(session: sessions.Session, file: Path) -> JsonObject:
     from schemas.names import Names
     from worker.ledger import replay
     from worker.planes import PLANES
@@ -380,7 +382,7 @@ async def _digest_of_file(session: common.Session, file: Path) -> JsonObject:
     return (await replay.digest_of_file(file, names, PLANES)).to_object()
 
 
-async def _restore(session: common.Session, file: Path, *, replace: bool) -> JsonObject:
+async def _restore(session: sessions.Session, file: Path, *, replace: bool) -> JsonObject:
     import shutil
 
     from worker import files

@@ -17,6 +17,7 @@ from worker.cli import (
     cp,
     demo,
     doctor,
+    ending,
     identity,
     keys,
     ledger,
@@ -37,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Durable checkpoints, fair admission and spending caps, on NATS JetStream.\n\n"
-    + common.EXIT_CODES,
+    + ending.EXIT_CODES,
     epilog=common.examples(
         "tidegate demo",
         "tidegate run",
@@ -92,19 +93,19 @@ def run() -> None:
         app(prog_name="tidegate")
     except (TidegateError, BadInput) as error:
         if "--json" in sys.argv:
-            common.emit(common.error_object(error), True, "")
+            common.emit(ending.error_object(error), True, "")
         common.say(f"tidegate: {error.message}")
-        if (hint := common.hint(error)) is not None:
+        if (hint := ending.hint(error)) is not None:
             common.say(f"  {hint}")
-        sys.exit(common.exit_code(error))
+        sys.exit(ending.exit_code(error))
     except KeyboardInterrupt:
-        sys.exit(common.INTERRUPTED)
-    except common.Ended as ended:
+        sys.exit(ending.INTERRUPTED)
+    except ending.Ended as ended:
         sys.exit(128 + ended.number)
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be said there, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(common.FAILED)
+        sys.exit(ending.FAILED)
 
 
 if __name__ == "__main__":

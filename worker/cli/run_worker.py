@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, sessions
 from worker.cli.common import ConfigOption, SpacesOption
 
 RUN_CODES = (
@@ -84,7 +84,7 @@ def register(app: typer.Typer) -> None:
             "log_level": log_level,
             "log_format": log_format,
         }
-        settings = common.load_settings(flags, config).settings
+        settings = sessions.load_settings(flags, config).settings
 
         from worker import daemon, logs, wiring
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ def register(app: typer.Typer) -> None:
         It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
         """
         flags = {"nats_url": nats, "spaces": spaces, "replicas": replicas}
-        settings = common.load_settings(flags, config).settings
+        settings = sessions.load_settings(flags, config).settings
         if print_conf:
             wanted = _conf(settings, endpoints or ["runs"], persons or ["alice"], hosts)
             print(wanted, end="")
             return
         if endpoints or persons or hosts:
             common.usage("--endpoint", "--endpoint, --person and --host go with --print-conf")
-        raise typer.Exit(common.run_async(_setup(settings, new, as_json)))
+        raise typer.Exit(ending.run_async(_setup(settings, new, as_json)))
 
 
 def _conf(
@@ -117,7 +117,7 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
     from worker.spaces import create_space, verify_space
 
     report: list[dict[str, Any]] = []
-    async with common.workers_account(settings, "tidegate-setup") as conn:
+    async with sessions.workers_account(settings, "tidegate-setup") as conn:
         for space in settings.spaces:
             names = Names(settings.root, space)
             created = await create_space(conn, names, settings) if new else None
@@ -147,4 +147,4 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
     lines = common.columns([head, *rows]) if rows else ["every stream is as it must be"]
     common.emit({"v": 1, "spaces": report}, as_json, lines)
     in_danger = any(row[1] == Severity.DANGER for row in rows)
-    return common.REFUSED if in_danger else common.OK
+    return ending.REFUSED if in_danger else ending.OK

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, ending
 from worker.cli.common import JsonFlag
 
 
@@ -43,6 +43,6 @@ def register(app: typer.Typer) -> None:
         from worker.soak import report
         from worker.soak.run import Plan, run
 
-        found = common.run_async(run(Plan(minutes, rate, seed), common.say), fast=True)
+        found = ending.run_async(run(Plan(minutes, rate, seed), common.say), fast=True)
         common.emit(found, as_json, common.fitted(report.text(found)))
-        raise typer.Exit(common.OK if found["ok"] else common.FAILED)
+        raise typer.Exit(ending.OK if found["ok"] else ending.FAILED)

@@ -9,16 +9,16 @@ import typer
 
 from schemas.codes import Code
 from schemas.strict_json import JsonObject
-from worker.cli import common
+from worker.cli import common, ending, sessions
 from worker.cli.common import (
     AsOption,
     ConfigOption,
     JsonFlag,
     NatsOption,
-    Session,
     SpaceOption,
 )
 from worker.cli.instants import show_duration, show_instant
+from worker.cli.sessions import Session
 from worker.errors import TidegateError
 
 ASK_AGAIN_S: Final = 0.1
@@ -44,14 +44,14 @@ def register(app: typer.Typer) -> None:
         as_json: JsonFlag = False,
     ) -> None:
         """Show whether a worker serves a space, and how it is."""
-        session = common.session(
+        session = sessions.session(
             config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
         )
 
         wait_ms = common.duration("--wait", wait, least_ms=0) if wait else 0
-        found = common.run_async(_ready_within(session, wait_ms))
+        found = ending.run_async(_ready_within(session, wait_ms))
         common.emit(found, as_json, _lines(found))
-        raise typer.Exit(common.OK if found["ready"] else common.FAILED)
+        raise typer.Exit(ending.OK if found["ready"] else ending.FAILED)
 
 
 async def _ready_within(session: Session, wait_ms: int) -> JsonObject:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from worker.cli import common
+from worker.cli import common, ending, sessions
 from worker.cli.common import AsOption, ConfigOption, JsonFlag, NatsOption, SpaceOption
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
 
         if space is not None and not tokens.is_space(space):
             common.usage("--space", "a space matches [A-Za-z0-9_-]{1,64}")
-        settings = common.load_settings({"nats_url": nats}, config).settings
+        settings = sessions.load_settings({"nats_url": nats}, config).settings
         every_ms = common.duration("--interval", interval)
         plain = once or as_json or not sys.stdout.isatty()
 
@@ -75,8 +75,8 @@ def register(app: typer.Typer) -> None:
                 await _live(gatherer, every_ms)
                 return True
 
-        ready = common.run_async(work())
-        raise typer.Exit(common.OK if ready else common.FAILED)
+        ready = ending.run_async(work())
+        raise typer.Exit(ending.OK if ready else ending.FAILED)
 
 
 @contextlib.asynccontextmanager

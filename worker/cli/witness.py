@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.cli import common
+from worker.cli import sessions
 from worker.cli.common import ConfigOption, NatsOption, SpacesOption
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         host only.
         """
         flags = {"nats_url": nats, "spaces": spaces, "host": host}
-        settings = common.load_settings(flags, config).settings
+        settings = sessions.load_settings(flags, config).settings
 
         import asyncio
 
