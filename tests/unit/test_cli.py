@@ -15,10 +15,11 @@ from schemas.results import Error, Result
 from tests.support.process import command, environment
 from worker import settings
 from worker.bus.errors import Denied, Unavailable
-from worker.cli import common, cp_views, ending
+from worker.cli import cp_views, ending
 from worker.client import CallTimeout, Failed, NobodyThere, QueryTimeout, Refused
 from worker.errors import StartRefused, TidegateError
 from worker.settings import BadSettings
+from worker.showing.columns import columns
 
 
 def result(status: str, code: str = "conflict") -> Result:
@@ -221,8 +222,8 @@ def test_what_others_wrote_cannot_command_a_terminal() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    assert common.columns([("a", "b"), ("long", "c")]) == ["a     b", "long  c"]
-    assert common.columns([]) == []
+    assert columns([("a", "b"), ("long", "c")]) == ["a     b", "long  c"]
+    assert columns([]) == []
 
 
 INTERRUPTED_WHILE_LOADING = """

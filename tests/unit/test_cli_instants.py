@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.cli.instants import parse_duration, parse_instant, show_duration, show_instant
+from worker.showing.instants import parse_duration, parse_instant, show_duration, show_instant
 
 NOW = 1_700_000_000_000
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support.process import command, environment
-from worker.cli import common
+from worker.showing.columns import fitted
 
 WIDTH = 80
 
@@ -49,8 +49,8 @@ def test_findings_are_wrapped_beside_their_column_but_no_command_is() -> None:
 
 SENTENCE = "settled       1,398 /s, a fifth of raw compare-and-set on the same broker, all synced"
 FITS = f"""
-from worker.cli import common
-print("\\n".join(common.fitted(["{SENTENCE}", "    short"])))
+from worker.showing.columns import fitted
+print("\\n".join(fitted(["{SENTENCE}", "    short"])))
 """
 
 
@@ -61,4 +61,4 @@ def test_a_sentence_goes_on_beside_its_label() -> None:
         "              synced",
         "    short",
     ]
-    assert common.fitted([SENTENCE]) == [SENTENCE], "a pipe gets it whole"
+    assert fitted([SENTENCE]) == [SENTENCE], "a pipe gets it whole"

@@ -14,28 +14,9 @@ from schemas.admission import (
 from schemas.commands.sys import Owner
 from schemas.results import Result
 from schemas.strict_json import JsonObject
-from worker.cli.common import columns
-from worker.cli.instants import show_duration, show_instant
-
-BLOCKS = {
-    "seats": "every seat is taken",
-    "starts": "too many turns are starting",
-    "pacing": "the next admission is paced",
-    "drain": "admission is drained",
-    "cooldown": "its model rests",
-    "silence": "its owner is silent",
-    "payload": "its prompt must be sealed again",
-    "order": "another turn goes first",
-    "empty": "nothing waits",
-}
-FREES = {
-    "owner": "its owner",
-    "start-timeout": "the start timeout",
-    "connector-gone": "proof that the connector is gone",
-    "child-gone": "that its child is gone",
-    "group-empty": "that the child's group is empty",
-    "operator": "an operator (resolve)",
-}
+from worker.showing.columns import columns
+from worker.showing.instants import show_duration, show_instant
+from worker.showing.words import BLOCKS, FREES
 
 
 def result_lines(result: Result, now_ms: int) -> list[str]:

@@ -9,6 +9,7 @@ from schemas.strict_json import JsonObject
 from worker.bench import text
 from worker.cli import common, ending
 from worker.cli.common import JsonFlag
+from worker.showing.columns import fitted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -155,4 +156,4 @@ def everything(
 
 def _tell(figures: JsonObject, as_json: bool, shown: Callable[[JsonObject], str]) -> None:
     """Print figures; what is made for people alone can lose no measurement."""
-    common.emit(figures, as_json, [] if as_json else common.fitted(shown(figures).splitlines()))
+    common.emit(figures, as_json, [] if as_json else fitted(shown(figures).splitlines()))

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from schemas.caps import RESERVED, CapDetail, CapView, ImportView, ListedCap
 from schemas.results import Result
-from worker.cli.common import columns
-from worker.cli.instants import show_duration, show_instant
+from worker.showing.columns import columns
+from worker.showing.instants import show_duration, show_instant
 
 if TYPE_CHECKING:
     from worker.caps.leftovers import Leftovers

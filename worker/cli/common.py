@@ -4,23 +4,17 @@ Data goes to standard output, words for people to standard error.
 """
 
 import json
-import re
-import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from schemas.codes import BadInput
 from schemas.strict_json import JsonObject
-from worker.cli.instants import parse_duration, parse_instant, show_duration
-
-NARROWEST: Final = 24
-"""Columns of a terminal below which text is not wrapped: a word a line reads worse."""
+from worker.showing.instants import parse_duration, parse_instant, show_duration
 
 
 def examples(*lines: str, more: str = "") -> str:
@@ -123,37 +117,6 @@ def emit(value: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
         print(text)
     else:
         print("\n".join(text))
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned columns; the last one is wrapped where a terminal ends."""
-    if not rows:
-        return []
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
-    lines: list[str] = []
-    for row in rows:
-        before = "".join(f"{cell:<{w}}  " for cell, w in zip(row[:-1], widths, strict=True))
-        lines += wrapped(before, row[-1])
-    return lines
-
-
-def wrapped(before: str, text: str) -> list[str]:
-    """Text behind a first column, wrapped beside it where a terminal ends; whole in a pipe."""
-    room = shutil.get_terminal_size().columns - len(before) if sys.stdout.isatty() else 0
-    if room < NARROWEST or len(text) <= room:
-        return [before + text]
-    first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-    return [before + first, *(" " * len(before) + line for line in others)]
-
-
-def fitted(lines: Iterable[str]) -> list[str]:
-    """Lines that were made for people, wrapped where a terminal ends."""
-    fit: list[str] = []
-    for line in lines:
-        label = re.match(r" *(?:\S+ {2,})?", line)
-        cut = label.end() if label else 0
-        fit += wrapped(line[:cut], line[cut:])
-    return fit
 
 
 def usage(parameter: str, message: str) -> NoReturn:

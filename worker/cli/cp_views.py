@@ -7,8 +7,8 @@ from schemas.results import Result
 from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint
 from schemas.views import CheckpointDetail, CheckpointView
-from worker.cli.common import columns
-from worker.cli.instants import show_duration, show_instant
+from worker.showing.columns import columns
+from worker.showing.instants import show_duration, show_instant
 
 
 def result_lines(target: Checkpoint, result: Result, now_ms: int) -> list[str]:

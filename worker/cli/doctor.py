@@ -6,6 +6,7 @@ import typer
 
 from worker.cli import common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
+from worker.showing.columns import wrapped
 
 if TYPE_CHECKING:
     from worker.doctor.findings import Finding
@@ -56,9 +57,9 @@ def _text(findings: "list[Finding]") -> list[str]:
     order = ("danger", "warning", "fine")
     for finding in sorted(findings, key=lambda one: order.index(one.severity)):
         before = f"{finding.severity.value:<8} {finding.check.value:<16} "
-        lines += common.wrapped(before, finding.found)
+        lines += wrapped(before, finding.found)
         if finding.fix:
-            lines += common.wrapped(f"{'':<26}endangers: ", finding.endangers)
+            lines += wrapped(f"{'':<26}endangers: ", finding.endangers)
             # Not wrapped: whoever copies a command must get it whole.
             lines.append(f"{'':<26}fix: {finding.fix}")
     counts = ", ".join(

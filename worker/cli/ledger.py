@@ -13,6 +13,7 @@ import typer
 from schemas.strict_json import JsonObject
 from worker.cli import common, ending, sessions
 from worker.cli.common import AsOption, ConfigOption, JsonFlag, NatsOption, SpaceOption
+from worker.showing.columns import columns
 
 if TYPE_CHECKING:
     from worker.bus.jetstream import JetStream
@@ -143,7 +144,7 @@ def list_snapshots(
         (one["name"], str(one["epoch"]), str(one["watermark"]), str(one["bytes"]), one["digest"])
         for one in found["snapshots"]
     ]
-    lines = common.columns([head, *rows]) if rows else ["there is no snapshot yet"]
+    lines = columns([head, *rows]) if rows else ["there is no snapshot yet"]
     common.emit({"v": 1, **found}, as_json, lines)
 
 
@@ -300,7 +301,7 @@ def _operate(name: str, body: Mapping[str, Any], session: sessions.Session) -> N
         (key, value["name"] if isinstance(value, dict) else str(value))
         for key, value in found.items()
     ]
-    common.emit({"v": 1, **found}, session.as_json, common.columns(rows))
+    common.emit({"v": 1, **found}, session.as_json, columns(rows))
 
 
 def _asked(session: sessions.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
@@ -419,7 +420,7 @@ def _digest_lines(found: Mapping[str, Any]) -> list[str]:
         ("ruleset", str(found["ruleset"])),
         *((name, value[:SHOWN_CHARS]) for name, value in sorted(found["tables"].items())),
     ]
-    return [*common.columns(rows), f"digest  {found['digest']}"]
+    return [*columns(rows), f"digest  {found['digest']}"]
 
 
 def _replay_object(replayed: "Replayed") -> JsonObject:

@@ -6,6 +6,7 @@ import typer
 
 from worker.cli import common, ending
 from worker.cli.common import JsonFlag
+from worker.showing.columns import fitted
 
 
 def register(app: typer.Typer) -> None:
@@ -44,5 +45,5 @@ def register(app: typer.Typer) -> None:
         from worker.soak.run import Plan, run
 
         found = ending.run_async(run(Plan(minutes, rate, seed), common.say), fast=True)
-        common.emit(found, as_json, common.fitted(report.text(found)))
+        common.emit(found, as_json, fitted(report.text(found)))
         raise typer.Exit(ending.OK if found["ok"] else ending.FAILED)

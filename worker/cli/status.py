@@ -17,9 +17,10 @@ from worker.cli.common import (
     NatsOption,
     SpaceOption,
 )
-from worker.cli.instants import show_duration, show_instant
 from worker.cli.sessions import Session
 from worker.errors import TidegateError
+from worker.showing.columns import columns
+from worker.showing.instants import show_duration, show_instant
 
 ASK_AGAIN_S: Final = 0.1
 _NOT_YET: Final = frozenset({Code.FAILED_PRECONDITION, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
@@ -89,7 +90,7 @@ def _lines(found: JsonObject) -> list[str]:
     ]
     for name, shown in found["planes"].items():
         rows += rows_of(name, shown)
-    return common.columns(rows)
+    return columns(rows)
 
 
 def rows_of(name: str, shown: JsonObject) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """A look as plain text, for a pipe or a person without a screen."""
 
-from worker.cli.common import columns
+from worker.showing.columns import columns
 from worker.top import judging, tables
 from worker.top.look import Look
 from worker.top.tables import Section

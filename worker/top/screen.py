@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from worker.cli.instants import show_instant
+from worker.showing.instants import show_instant
 from worker.top import judging, tables
 from worker.top.look import Look
 from worker.top.tables import Section, Tone

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from schemas.admission import ACTIVE, DEBT, STARTS, PolicyView
 from schemas.caps import REVOKED, ListedCap
-from worker.cli.adm_views import BLOCKS
-from worker.cli.instants import show_duration
+from worker.showing.instants import show_duration
+from worker.showing.words import BLOCKS
 from worker.top.look import Look, Rates
 
 Tone = Literal["", "dim", "good", "warn", "bad"]

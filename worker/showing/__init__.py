@@ -1,0 +1,1 @@
+"""How values are shown to people and read from them: instants, durations, columns, words."""

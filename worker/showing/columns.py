@@ -1,0 +1,42 @@
+"""Text in columns, wrapped where a terminal ends and whole in a pipe."""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+NARROWEST: Final = 24
+"""Columns of a terminal below which text is not wrapped: a word a line reads worse."""
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned columns; the last one is wrapped where a terminal ends."""
+    if not rows:
+        return []
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
+    lines: list[str] = []
+    for row in rows:
+        before = "".join(f"{cell:<{w}}  " for cell, w in zip(row[:-1], widths, strict=True))
+        lines += wrapped(before, row[-1])
+    return lines
+
+
+def wrapped(before: str, text: str) -> list[str]:
+    """Text behind a first column, wrapped beside it where a terminal ends; whole in a pipe."""
+    room = shutil.get_terminal_size().columns - len(before) if sys.stdout.isatty() else 0
+    if room < NARROWEST or len(text) <= room:
+        return [before + text]
+    first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return [before + first, *(" " * len(before) + line for line in others)]
+
+
+def fitted(lines: Iterable[str]) -> list[str]:
+    """Lines that were made for people, wrapped where a terminal ends."""
+    fit: list[str] = []
+    for line in lines:
+        label = re.match(r" *(?:\S+ {2,})?", line)
+        cut = label.end() if label else 0
+        fit += wrapped(line[:cut], line[cut:])
+    return fit
