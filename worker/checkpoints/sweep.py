@@ -205,7 +205,8 @@ class Sweep:
         armed = self._js.subject_pages(
             self._names.ept_stream, f"{self._names.prefix}.ept.*.*.*.*.armed"
         )
-        targets = (_targets(self._names, page) async for page in armed)
+        # In a thread: a page can hold 100,000 subjects, and what falls due must not wait for them.
+        targets = (await asyncio.to_thread(_targets, self._names, page) async for page in armed)
         missing, left = await self._feed.audit(targets, now_ms - GRACE_MS, PAGE)
         for kind, found in (("missing", missing), ("orphaned", left)):
             metrics.TIMERS_ASTRAY.labels(self._names.space, kind).set(len(found))
