@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.process import command, environment
 from worker.showing.columns import fitted
 
@@ -62,3 +64,62 @@ def test_a_sentence_goes_on_beside_its_label() -> None:
         "    short",
     ]
     assert fitted([SENTENCE]) == [SENTENCE], "a pipe gets it whole"
+
+
+ROWS = """
+from worker.showing.columns import table
+rows = [("runs.nightly", "t" * TOKEN, "waiting", "maria"), ("runs", "b", "", "mallory")]
+print("\\n".join(table(("ENDPOINT", "TOKEN", "STATE", "HOLDER"), rows)))
+"""
+
+
+def test_a_table_that_fits_stands_side_by_side() -> None:
+    lines = on_a_terminal(["-c", ROWS.replace("* TOKEN", "* 40")], dict(os.environ))
+    assert [line.split() for line in lines] == [
+        ["ENDPOINT", "TOKEN", "STATE", "HOLDER"],
+        ["runs.nightly", "t" * 40, "waiting", "maria"],
+        ["runs", "b", "mallory"],
+    ]
+
+
+def test_a_table_that_does_not_fit_stands_one_below_the_other() -> None:
+    lines = on_a_terminal(["-c", ROWS.replace("* TOKEN", "* 60")], dict(os.environ))
+    assert lines == [
+        "endpoint  runs.nightly",
+        f"token     {'t' * 60}",
+        "state     waiting",
+        "holder    maria",
+        "",
+        "endpoint  runs",
+        "token     b",
+        "holder    mallory",
+    ]
+
+
+def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """A shell's redirection of the command line's output."""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -m worker.cli.main {line}', sys.executable],
+        env=environment(data_dir=tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize("command_line", ["identity init ann", "config show", "identity show"])
+def test_output_that_cannot_be_written_is_said_in_one_line(
+    command_line: str, tmp_path: Path
+) -> None:
+    if command_line == "identity show":
+        assert shell("identity init ann", tmp_path).returncode == 0
+    full = shell(f"{command_line} > /dev/full", tmp_path)
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1].startswith("tidegate: standard output cannot be written: ")
+    assert "Traceback" not in full.stderr
+
+
+def test_a_closed_output_is_no_fault(tmp_path: Path) -> None:
+    closed = shell("doctor --nats nats://127.0.0.1:9 >&-", tmp_path)
+    assert closed.returncode == 1
+    assert closed.stderr == ""

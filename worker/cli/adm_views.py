@@ -14,7 +14,7 @@ from schemas.admission import (
 from schemas.commands.sys import Owner
 from schemas.results import Result
 from schemas.strict_json import JsonObject
-from worker.showing.columns import columns
+from worker.showing.columns import columns, table
 from worker.showing.instants import show_duration, show_instant
 from worker.showing.words import BLOCKS, FREES
 
@@ -24,7 +24,7 @@ def result_lines(result: Result, now_ms: int) -> list[str]:
     data = result.data
     if "policy" in data:
         view = PolicyView.from_object(data)
-        return columns([("outcome", result.outcome)]) + policy_lines(view)
+        return policy_lines(view, outcome=result.outcome)
     if "fingerprint" in data:
         return turn_lines(TurnView.from_object(data), now_ms, outcome=result.outcome)
     rows = [("outcome", result.outcome)]
@@ -98,8 +98,8 @@ def queue_lines(view: QueueView, now_ms: int) -> list[str]:
         lines.append(f"{rest.provider} {rest.model} rests {_ahead(rest.until_ms, now_ms)}")
     if not view.turns:
         return lines
-    rows = [("#", "REQUEST", "AGENT", "MODEL", "PRIORITY", "WAITED", "BLOCKED")]
-    rows += [
+    head = ("#", "REQUEST", "AGENT", "MODEL", "PRIORITY", "WAITED", "BLOCKED")
+    rows = [
         (
             str(turn.position),
             turn.request_id,
@@ -111,27 +111,27 @@ def queue_lines(view: QueueView, now_ms: int) -> list[str]:
         )
         for turn in view.turns
     ]
-    return [*lines, "", *columns(rows)]
+    return [*lines, "", *table(head, rows)]
 
 
 def seat_table(seats: Sequence[SeatView], now_ms: int) -> list[str]:
     """Seats that are held."""
     if not seats:
         return ["no seat is held"]
-    rows = [("REQUEST", "STATE", "AGENT", "OWNER", "HELD", "SUSPECT", "FREED BY")]
-    rows += [
+    head = ("REQUEST", "STATE", "AGENT", "OWNER", "HELD", "SUSPECT", "FREED BY")
+    rows = [
         (
             seat.request_id,
             seat.state,
             seat.agent_id,
             _owner(seat.owner),
             show_duration(max(0, now_ms - seat.admitted_at_ms)),
-            seat.suspicion or "",
+            seat.suspicion or "-",
             frees(seat.frees),
         )
         for seat in seats
     ]
-    return columns(rows)
+    return table(head, rows)
 
 
 def recoverable_lines(page: RecoverablePage, now_ms: int) -> list[str]:
@@ -159,10 +159,11 @@ def recoverable_lines(page: RecoverablePage, now_ms: int) -> list[str]:
     return lines or ["nothing waits for evidence or an operator"]
 
 
-def policy_lines(view: PolicyView) -> list[str]:
-    """The policy in force."""
+def policy_lines(view: PolicyView, *, outcome: str | None = None) -> list[str]:
+    """The policy in force, below the word of the result that shows it."""
     draining = ", draining" if view.draining else ""
-    rows = [
+    rows = [] if outcome is None else [("outcome", outcome)]
+    rows += [
         ("epoch", str(view.epoch) if view.epoch else "0 (defaults, not claimed)"),
         ("seats", f"{view.seats} held of {view.seat_limit}{draining}"),
         ("starting", str(view.starts)),
@@ -181,8 +182,8 @@ def event_lines(page: EventsPage) -> list[str]:
     """A page of the journal, in what fits a terminal: --json has the rest."""
     if not page.events:
         return ["nothing is in the journal here"]
-    rows = [("SEQ", "AT", "REQUEST", "KIND", "STATE")]
-    rows += [
+    head = ("SEQ", "AT", "REQUEST", "KIND", "STATE")
+    rows = [
         (
             str(event.sequence),
             f"{show_instant(event.at_ms)[:-5]}Z",
@@ -192,7 +193,7 @@ def event_lines(page: EventsPage) -> list[str]:
         )
         for event in page.events
     ]
-    return columns(rows)
+    return table(head, rows)
 
 
 def blocks(words: Sequence[str]) -> str:

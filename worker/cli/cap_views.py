@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from schemas.caps import RESERVED, CapDetail, CapView, ImportView, ListedCap
 from schemas.results import Result
+from worker.showing import columns as side_by_side
 from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
 
@@ -67,20 +68,18 @@ def table(caps: Sequence[ListedCap], now_ms: int, *, ended: bool = False) -> lis
     """A list of caps, one a line."""
     if not caps:
         return ["no cap ended" if ended else "no cap is in force"]
-    return columns(
+    return side_by_side.table(
+        ("USER", "CAP", "STATE", "EXPIRES", "IN"),
         [
-            ("USER", "CAP", "STATE", "EXPIRES", "IN"),
-            *(
-                (
-                    one.cap.user,
-                    str(one.cap.cap),
-                    "stopped" if one.stopped else one.cap.state,
-                    show_instant(one.cap.expires_at_ms),
-                    _left(one.cap, now_ms),
-                )
-                for one in caps
-            ),
-        ]
+            (
+                one.cap.user,
+                str(one.cap.cap),
+                "stopped" if one.stopped else one.cap.state,
+                show_instant(one.cap.expires_at_ms),
+                _left(one.cap, now_ms),
+            )
+            for one in caps
+        ],
     )
 
 

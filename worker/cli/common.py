@@ -4,6 +4,7 @@ Data goes to standard output, words for people to standard error.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -110,13 +111,29 @@ def say(text: str) -> None:
 
 
 def emit(value: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
-    """Print data: one JSON document, or lines."""
+    """Print data: one JSON document, or lines.
+
+    Raises:
+        BrokenPipeError: Whoever read it has gone.
+        SystemExit: It cannot be written, as to a full disk; that was said.
+    """
     if as_json:
-        print(json.dumps(value, ensure_ascii=False, indent=None))
-    elif isinstance(text, str):
-        print(text)
-    else:
-        print("\n".join(text))
+        text = json.dumps(value, ensure_ascii=False, indent=None)
+    elif not isinstance(text, str):
+        text = "\n".join(text)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        say(f"tidegate: standard output cannot be written: {os.strerror(error.errno or 0)}")
+        discard_output()
+        raise SystemExit(1) from None
+
+
+def discard_output() -> None:
+    """Nothing more can be said on standard output, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage(parameter: str, message: str) -> NoReturn:

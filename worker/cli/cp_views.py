@@ -7,6 +7,7 @@ from schemas.results import Result
 from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint
 from schemas.views import CheckpointDetail, CheckpointView
+from worker.showing import columns as side_by_side
 from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
 
@@ -45,22 +46,20 @@ def table(items: Sequence[CheckpointView], now_ms: int) -> list[str]:
     """A list of checkpoints, one a line."""
     if not items:
         return ["no checkpoint waits"]
-    return columns(
+    return side_by_side.table(
+        ("ENDPOINT", "TOKEN", "STATE", "GEN", "DEADLINE", "DUE", "HOLDER"),
         [
-            ("ENDPOINT", "TOKEN", "STATE", "GEN", "DEADLINE", "DUE", "HOLDER"),
-            *(
-                (
-                    item.endpoint,
-                    item.token,
-                    item.state,
-                    str(item.generation),
-                    show_instant(item.deadline_at_ms),
-                    _due(item, now_ms),
-                    _plain(item.holder.id) if item.holder else "-",
-                )
-                for item in items
-            ),
-        ]
+            (
+                item.endpoint,
+                item.token,
+                item.state,
+                str(item.generation),
+                show_instant(item.deadline_at_ms),
+                _due(item, now_ms),
+                _plain(item.holder.id) if item.holder else "-",
+            )
+            for item in items
+        ],
     )
 
 

@@ -8,7 +8,7 @@ import typer
 from schemas.strict_json import JsonObject
 from worker.cli import common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag
-from worker.showing.columns import columns
+from worker.showing.columns import table
 
 if TYPE_CHECKING:
     from worker.sealing.keyring import Created, KeyRing
@@ -98,7 +98,7 @@ def show(data_dir: DataDir = None, config: ConfigOption = None, as_json: JsonFla
         for key in keys
     ]
     document = {"v": 1, "folder": str(ring.folder), "current": current, "keys": keys}
-    common.emit(document, as_json, columns([["VERSION", "ID", "FILE"], *rows]))
+    common.emit(document, as_json, table(("VERSION", "ID", "FILE"), rows))
     if refused is not None:
         raise typer.Exit(ending.FAILED)
 

@@ -13,7 +13,7 @@ import typer
 from schemas.strict_json import JsonObject
 from worker.cli import common, ending, sessions
 from worker.cli.common import AsOption, ConfigOption, JsonFlag, NatsOption, SpaceOption
-from worker.showing.columns import columns
+from worker.showing.columns import columns, table
 
 if TYPE_CHECKING:
     from worker.bus.jetstream import JetStream
@@ -144,7 +144,7 @@ def list_snapshots(
         (one["name"], str(one["epoch"]), str(one["watermark"]), str(one["bytes"]), one["digest"])
         for one in found["snapshots"]
     ]
-    lines = columns([head, *rows]) if rows else ["there is no snapshot yet"]
+    lines = table(head, rows) if rows else ["there is no snapshot yet"]
     common.emit({"v": 1, **found}, as_json, lines)
 
 
@@ -420,7 +420,7 @@ def _digest_lines(found: Mapping[str, Any]) -> list[str]:
         ("ruleset", str(found["ruleset"])),
         *((name, value[:SHOWN_CHARS]) for name, value in sorted(found["tables"].items())),
     ]
-    return [*columns(rows), f"digest  {found['digest']}"]
+    return columns([*rows, ("digest", str(found["digest"]))])
 
 
 def _replay_object(replayed: "Replayed") -> JsonObject:

@@ -1,6 +1,5 @@
 """The command ``tidegate``: what there is, and what each error means to a shell."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -103,8 +102,7 @@ def run() -> None:
     except ending.Ended as ended:
         sys.exit(128 + ended.number)
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said there, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        common.discard_output()
         sys.exit(ending.FAILED)
 
 

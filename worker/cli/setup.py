@@ -6,7 +6,7 @@ import typer
 
 from worker.cli import common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
-from worker.showing.columns import columns
+from worker.showing.columns import table
 
 if TYPE_CHECKING:
     from worker.settings import Settings
@@ -145,7 +145,7 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
         for one in entry["differences"]
     ]
     head = ("SPACE", "SEVERITY", "SETTING", "FOUND", "EXPECTED")
-    lines = columns([head, *rows]) if rows else ["every stream is as it must be"]
+    lines = table(head, rows) if rows else ["every stream is as it must be"]
     common.emit({"v": 1, "spaces": report}, as_json, lines)
     in_danger = any(row[1] == Severity.DANGER for row in rows)
     return ending.REFUSED if in_danger else ending.OK

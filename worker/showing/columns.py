@@ -15,7 +15,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as aligned columns; the last one is wrapped where a terminal ends."""
     if not rows:
         return []
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
+    widths = _widths(rows)
     lines: list[str] = []
     for row in rows:
         before = "".join(f"{cell:<{w}}  " for cell, w in zip(row[:-1], widths, strict=True))
@@ -23,9 +23,39 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows below a head; where a terminal has no room for them side by side, one below the other.
+
+    Args:
+        head: The columns' names, in capitals.
+        rows: The cells, as many in each row as in the head.
+    """
+    beside = [head, *rows]
+    needed = sum(width + 2 for width in _widths(beside)) + min(
+        NARROWEST, max(len(row[-1]) for row in beside)
+    )
+    if not _on_a_terminal() or needed <= shutil.get_terminal_size().columns:
+        return columns(beside)
+    lines: list[str] = []
+    for row in rows:
+        pairs = [(name.lower(), cell) for name, cell in zip(head, row, strict=True) if cell]
+        lines += [*([""] if lines else []), *columns(pairs)]
+    return lines
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column is, but the last."""
+    return [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
+
+
+def _on_a_terminal() -> bool:
+    """Whether standard output is one; it may be closed."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def wrapped(before: str, text: str) -> list[str]:
     """Text behind a first column, wrapped beside it where a terminal ends; whole in a pipe."""
-    room = shutil.get_terminal_size().columns - len(before) if sys.stdout.isatty() else 0
+    room = shutil.get_terminal_size().columns - len(before) if _on_a_terminal() else 0
     if room < NARROWEST or len(text) <= room:
         return [before + text]
     first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
