@@ -173,6 +173,28 @@ async def test_the_screen_fits_and_obeys_nobody(filled: Space, width: int, heigh
         assert re.search(r"\b4[0-9]s\b|\b50s\b", text), text
 
 
+@pytest.mark.parametrize("width", [80, 160])
+async def test_long_names_leave_room_for_countdown_holder_and_title(
+    space: Space, width: int
+) -> None:
+    prompt = PromptRecord.from_object({"v": 1, "title": "日Deploy it?"})
+    async with running(space.settings()):
+        async with speaking(space, "maria") as maria:
+            deadline = now_ms() + 90 * MINUTE_MS
+            await maria.cp.mint(
+                "runs." + "e" * 40, "t" * 60, deadline_at_ms=deadline, prompt=prompt
+            )
+        look = await look_as(space, "_op")
+    lines = drawn(look, width, 24)
+    head, row = (line.split() for line in lines[4:6])
+    assert head[:5] == ["DUE", "ENDPOINT", "TOKEN", "HOLDER", "TITLE"]
+    assert row[0] in ("1h29m", "1h30m")
+    assert row[1].startswith("runs.eeee")
+    assert row[2].startswith("tttt")
+    assert row[3] == "maria"
+    assert " ".join(row[4:6]).endswith("Deploy it?")
+
+
 async def test_many_rows_share_what_room_there_is(space: Space) -> None:
     async with running(space.settings()):
         async with speaking(space, "maria") as maria:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,7 +11,7 @@ from rich.text import Text
 from worker.showing.instants import show_instant
 from worker.top import judging, tables
 from worker.top.look import Look
-from worker.top.tables import Section, Tone
+from worker.top.tables import Row, Section, Tone
 
 WIDE: Final = 130
 """Columns from which on two sections stand side by side."""
@@ -20,6 +21,10 @@ TALL: Final = 30
 
 MOST_WARNINGS: Final = 4
 LEAST_ROWS: Final = 2
+
+LEAST_WORDS: Final = 16
+"""Cells that the column cut first keeps until every other is as narrow as its head."""
+
 _TURNS: Final = (2, 2, 1, 1)
 """Rows that each section is given in turn while there is room: more for what changes most."""
 
@@ -52,7 +57,10 @@ def draw(look: Look, now_ms: int, width: int, height: int) -> RenderableType:
     top.append(Text(""))
     found = tables.sections(look, now_ms)
     room = height - len(top)
-    body = _side_by_side(found, room) if width >= WIDE else _stacked(found, room, _TURNS)
+    if width >= WIDE:
+        body = _side_by_side(found, room, width)
+    else:
+        body = _stacked(found, room, width, _TURNS)
     return Group(*top, *body)
 
 
@@ -75,25 +83,29 @@ def _head(look: Look, now_ms: int, width: int) -> Text:
     return line
 
 
-def _stacked(found: Sequence[Section], room: int, turns: Sequence[int]) -> list[RenderableType]:
+def _stacked(
+    found: Sequence[Section], room: int, width: int, turns: Sequence[int]
+) -> list[RenderableType]:
     blank = 1 if room >= TALL else 0
     wanted = [max(1, len(section.rows)) for section in found]
     given = _share_out(wanted, room - (2 + blank) * len(found), turns)
     parts: list[RenderableType] = []
     for section, rows in zip(found, given, strict=True):
-        parts += _part(section, rows)
+        parts += _part(section, rows, width)
         parts += [Text("")] * blank
     return parts
 
 
-def _side_by_side(found: Sequence[Section], room: int) -> list[RenderableType]:
+def _side_by_side(found: Sequence[Section], room: int, width: int) -> list[RenderableType]:
     """Checkpoints on the left, everything else on the right."""
     left, right = found[:1], found[1:]
-    grid = Table.grid(expand=True, padding=(0, 1))
-    grid.add_column(ratio=1)
-    grid.add_column(ratio=1)
+    half = (width - 1) // 2
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=half)
+    grid.add_column(width=half)
     grid.add_row(
-        Group(*_stacked(left, room, _TURNS[:1])), Group(*_stacked(right, room, _TURNS[1:]))
+        Group(*_stacked(left, room, half, _TURNS[:1])),
+        Group(*_stacked(right, room, half, _TURNS[1:])),
     )
     return [grid]
 
@@ -110,25 +122,54 @@ def _share_out(wanted: Sequence[int], rows: int, turns: Sequence[int]) -> list[i
     return given
 
 
-def _part(section: Section, rows: int) -> list[RenderableType]:
+def _widths(columns: Sequence[str], shown: Sequence[Row], room: int) -> list[int]:
+    """How wide each column is drawn: numbers whole, words cut where there is no room."""
+    heads = [cell_len(name.rstrip(">*")) for name in columns]
+    widths = [max(head, *(cell_len(row.cells[n]) for row in shown)) for n, head in enumerate(heads)]
+    over = sum(widths) - room
+
+    def cut(n: int, least: int) -> None:
+        nonlocal over
+        less = min(over, widths[n] - least)
+        if less > 0:
+            widths[n] -= less
+            over -= less
+
+    words = [n for n, name in enumerate(columns) if name[-1] not in ">*"]
+    first = [n for n, name in enumerate(columns) if name.endswith("*")]
+    for n in first:
+        cut(n, LEAST_WORDS)
+    while over > 0 and words:
+        wide = max(words, key=lambda n: (widths[n] > heads[n], widths[n]))
+        if widths[wide] <= heads[wide]:
+            break
+        widths[wide] -= 1
+        over -= 1
+    for n in first:
+        cut(n, heads[n])
+    for n in first[:1]:
+        widths[n] += max(0, -over)
+    return widths
+
+
+def _part(section: Section, rows: int, width: int) -> list[RenderableType]:
     title = Text.assemble(
         (section.name, "bold"), "  ", section.summary, no_wrap=True, overflow="ellipsis"
     )
     if not section.rows:
         return [title, Text(f"  {section.empty}", style="dim")] if section.empty else [title]
-    table = Table(box=None, padding=(0, 1), header_style="dim", show_edge=False, expand=True)
-    for name in section.columns:
-        label = name.rstrip(">*")
+    hidden = len(section.rows) - rows
+    shown = section.rows if hidden <= 0 else section.rows[: rows - 1]
+    table = Table(box=None, padding=(0, 1), header_style="dim", show_edge=False)
+    room = width - 2 * len(section.columns)
+    for name, wide in zip(section.columns, _widths(section.columns, shown, room), strict=True):
         table.add_column(
-            label,
+            name.rstrip(">*"),
             justify="right" if name.endswith(">") else "left",
             no_wrap=True,
             overflow="ellipsis",
-            min_width=len(label),
-            ratio=1 if name.endswith("*") else None,
+            width=wide,
         )
-    hidden = len(section.rows) - rows
-    shown = section.rows if hidden <= 0 else section.rows[: rows - 1]
     for row in shown:
         first, *others = row.cells
         table.add_row(Text(first, style=_STYLES[row.tone]), *map(Text, others))

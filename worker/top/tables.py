@@ -31,7 +31,8 @@ class Section:
     Attributes:
         name: In capitals.
         summary: What stands beside it.
-        columns: Headers; those that end in ``>`` are aligned to the right, ``*`` may be cut first.
+        columns: Headers; those that end in ``>`` are aligned to the right, ``*`` may be cut first;
+            the others in words are cut where that is not enough, the widest first.
         rows: The rows, the most important first.
         more: Whether there are more than the look holds.
         empty: What is said instead of no rows; nothing if they could not be seen.
@@ -238,7 +239,11 @@ def _rates(rates: Rates) -> list[str]:
         ("fold", rates.folded),
         ("out", rates.published),
     )
-    return [f"{name} {rate:.1f}/s" for name, rate in known if rate is not None]
+    return [f"{name} {_rate(rate)}/s" for name, rate in known if rate is not None]
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.1f}" if 0 < per_s < 10 else f"{per_s:.0f}"
 
 
 def countdown(left_ms: int) -> str:
