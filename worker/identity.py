@@ -167,4 +167,7 @@ def _read(path: Path) -> Kept | None:
             raise BadIdentity(f"{path} is of another version of tidegate")
         return Kept(Speaker(value["principal"], value["uid"]), path, created=False)
     except (ValueError, KeyError, TypeError) as error:
-        raise BadIdentity(f"{path} is not an identity file") from error
+        raise BadIdentity(
+            f"{path} is not an identity file: put it back from a copy; without one remove it, and "
+            "a new life begins"
+        ) from error

@@ -4,6 +4,7 @@ Values come from, in falling precedence: command line flags, ``TIDEGATE_…`` en
 settings file of ``NAME=value`` lines (``--config FILE`` or ``TIDEGATE_CONFIG``), the defaults here.
 """
 
+import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -337,6 +338,13 @@ def redacted(url: str) -> str:
         return url
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
+
+
+def meant(unknown: str) -> str | None:
+    """The setting that a variable's name was most likely to be."""
+    names = [variable(field) for field in Settings.model_fields]
+    near = difflib.get_close_matches(unknown.upper(), names, n=1, cutoff=0.8)
+    return near[0] if near else None
 
 
 def _is_unknown(name: str) -> bool:

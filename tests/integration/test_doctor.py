@@ -271,7 +271,7 @@ async def test_a_log_that_outgrew_its_newest_snapshot(space: Space) -> None:
     async with js_of(space) as js:
         await put_commands(js, space.names, 201)
     findings = await examine(space, snapshot_commands=100)
-    the(Check.SNAPSHOTS, findings, Severity.WARNING, "201 commands old")
+    the(Check.SNAPSHOTS, findings, Severity.WARNING, "no snapshot was taken in 201 commands")
 
 
 @pytest.mark.parametrize(
@@ -811,7 +811,7 @@ async def test_the_printed_command_takes_the_snapshot_that_is_late(space: Space)
     async with running(space.settings(snapshot_commands=1_000)):
         found = the(Check.SNAPSHOTS, await asyncio.to_thread(doctor, env), Severity.WARNING)
         await asyncio.to_thread(shell, commands_in(found.fix), env)
-        the(Check.SNAPSHOTS, await asyncio.to_thread(doctor, env), Severity.FINE, "1 snapshots")
+        the(Check.SNAPSHOTS, await asyncio.to_thread(doctor, env), Severity.FINE, "1 snapshot; ")
 
 
 def shell(line: str, env: Mapping[str, str]) -> None:

@@ -112,6 +112,10 @@ def test_help_is_fast_and_loads_nothing_heavy(tmp_path: Path) -> None:
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "{"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "@/does/not/exist"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--command-id", "short"],
+        ["cp", "resume", "build", "x", "--answer", '{"build": 43'],
+        ["cp", "resume", "build", "x", "--answer", "[yes"],
+        ["cp", "resume", "build", "x", "--prompt-digest", "00"],
+        ["cp", "list", "--endpoint", "Build"],
         ["cp", "list", "--limit", "0"],
         ["cp", "list", "--timeout", "0s"],
         ["cp", "list", "--timeout", ""],
@@ -159,7 +163,7 @@ def test_config_show_lists_every_setting_with_its_source(tmp_path: Path) -> None
         "default": "1",
         "description": "Replicas of each stream, 1 or 3; used by setup.",
     }
-    assert "TIDEGATE_NATS_UR is not a setting" in done.stderr
+    assert "TIDEGATE_NATS_UR is not a setting; is TIDEGATE_NATS_URL meant?" in done.stderr
     plain = command(["config", "show"], env)
     lines = plain.stdout.splitlines()
     assert "TIDEGATE_ROOT=filed" in lines

@@ -75,7 +75,8 @@ def test_looking_changes_nothing(data_dir: Path) -> None:
 @provokes((Check.SETTINGS, Severity.WARNING))
 def test_a_misspelt_setting_is_named(data_dir: Path) -> None:
     findings = local.examine(Settings(data_dir=data_dir), ["TIDEGATE_NATS_ULR"])
-    the(Check.SETTINGS, findings, Severity.WARNING, "TIDEGATE_NATS_ULR")
+    found = the(Check.SETTINGS, findings, Severity.WARNING, "TIDEGATE_NATS_ULR")
+    assert "TIDEGATE_NATS_URL?" in found.fix
 
 
 @provokes((Check.DATA_DIRECTORY, Severity.WARNING))

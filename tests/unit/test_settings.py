@@ -53,6 +53,8 @@ def test_a_misspelt_variable_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "tidegate.env"
     file.write_text("TIDEGATE_REPLICA=3\n")
     assert set(load(config_file=file).unknown) == {"TIDEGATE_NAT_URL", "TIDEGATE_REPLICA"}
+    assert settings.meant("tidegate_nat_url") == "TIDEGATE_NATS_URL"
+    assert settings.meant("TIDEGATE_SOMETHING_ELSE") is None
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,10 @@ class SpaceTopology:
         dangers = [d for d in differences if d.severity is Severity.DANGER]
         if dangers:
             shown = "; ".join(map(str, dangers))
-            raise StartRefused(f"the streams of space {self._names.space!r} are not right: {shown}")
+            raise StartRefused(
+                f"the streams of space {self._names.space!r} are not right: {shown}; "
+                "tidegate doctor says what that endangers and the fix"
+            )
         return differences
 
     async def remake_durables(self) -> list[str]:

@@ -224,7 +224,9 @@ adm_turn.register(app)
 )
 def resolve(
     request: Request,
-    resolution: Annotated[Resolution, typer.Argument(help="What is known about the debt.")],
+    resolution: Annotated[
+        Resolution, typer.Argument(help="What is known about the debt.", metavar="RESOLUTION")
+    ],
     evidence: Annotated[
         str, typer.Option("--evidence", help="How you know, for the record.", metavar="TEXT")
     ],
@@ -506,7 +508,7 @@ def recoverable(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List debts: since when, why, and what would free them."""
+    """List seats and debts that evidence could free, and how."""
     session = sessions.operators(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:

@@ -297,7 +297,8 @@ def process(session: Session, parameter: str, text: str) -> dict[str, Any]:
 
         observer = observer_of(session.loaded.settings.host)
         return identify(int(text), host=observer.host, reader=observer.reader).to_object()
-    value = common.read_json(parameter, text)
+    given = text == "-" or text.lstrip().startswith(("{", "@"))
+    value = common.read_json(parameter, text) if given else None
     if not isinstance(value, dict):
         common.usage(parameter, "is a process id or an identity as a JSON object")
     return value

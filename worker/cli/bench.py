@@ -142,7 +142,7 @@ def everything(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Every bench, scaling curves, and the same work by others.
+    """Every bench, scaling curves, with --peers others too.
 
     Others (DBOS, Procrastinate, APScheduler, taskiq-nats) are installed with pip into the user's
     cache; what cannot be is left out with the reason.

@@ -1,5 +1,6 @@
 """``tidegate cp``: the checkpoint plane from a shell."""
 
+import re
 import secrets
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -236,6 +237,8 @@ def resume(
     if artifact is not None:
         fields["artifact"] = artifact
     if prompt_digest is not None:
+        if re.fullmatch("[0-9a-f]{64}", prompt_digest) is None:
+            common.usage("--prompt-digest", "is 64 of [0-9a-f], as show prints it")
         fields["prompt_digest"] = prompt_digest
     _verb(session, "resume", _target(endpoint, token), fields, command_id)
 
@@ -332,6 +335,11 @@ def list_(
     """List waiting checkpoints."""
     session = sessions.session(config, nats, space, as_, as_json, timeout)
     before = common.instant("--due", due) if due else None
+    if endpoint is not None:
+        try:
+            Checkpoint(endpoint, "any")
+        except BadInput as bad:
+            common.misspelt("--endpoint", bad)
 
     async def work(client: "Client") -> None:
         items: list[CheckpointView] = []
@@ -449,7 +457,11 @@ def _holder(session: Session, holder: str) -> Speaker:
 
         kept = identity.find(session.loaded.settings.data_dir, principal)
         if kept is None:
-            common.usage("--holder", f"no identity of {principal} is kept here; give principal.uid")
+            common.usage(
+                "--holder",
+                f"no identity of {principal} is kept here; give principal.uid, or make one: "
+                f"tidegate identity init {principal}",
+            )
         return kept.speaker
     try:
         return Speaker(principal, uid)
@@ -480,6 +492,9 @@ def _answer(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
+        # A slip in JSON must not become the answer: it cannot be taken back.
+        if text.lstrip()[:1] in ("{", "[", '"'):
+            common.usage("--answer", "looks like JSON and is none")
         return text
 
 

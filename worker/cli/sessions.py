@@ -127,7 +127,9 @@ def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
 
     loaded = settings.load(flags, config_file=config)
     for name in loaded.unknown:
-        common.say(f"tidegate: {name} is not a setting; see: tidegate config show")
+        meant = settings.meant(name)
+        todo = "see: tidegate config show" if meant is None else f"is {meant} meant?"
+        common.say(f"tidegate: {name} is not a setting; {todo}")
     return loaded
 
 

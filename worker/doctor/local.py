@@ -16,7 +16,7 @@ from worker.doctor import databases
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 from worker.sealing import keyfiles
 from worker.sealing.errors import KeyRefused
-from worker.settings import Settings
+from worker.settings import Settings, meant
 from worker.spaces import space_dir
 
 LEAST_FREE_BYTES: Final = 1024**3
@@ -47,11 +47,13 @@ def examine(settings: Settings, unknown: Sequence[str]) -> list[Finding]:
 def _settings(unknown: Sequence[str]) -> Finding:
     if not unknown:
         return fine(Check.SETTINGS, "every TIDEGATE_ variable is a setting")
+    near = [name for one in sorted(unknown) if (name := meant(one)) is not None]
+    which = f" ({', '.join(near)}?)" if near else ""
     return warning(
         Check.SETTINGS,
         f"{', '.join(sorted(unknown))}: no such setting",
         "a misspelt setting leaves its default in force",
-        "correct the name; every setting: tidegate config show",
+        f"correct the name{which}; every setting: tidegate config show",
     )
 
 

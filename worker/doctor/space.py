@@ -259,9 +259,17 @@ async def _snapshots(js: JetStream, names: Names, settings: Settings, log: Strea
     if behind > SNAPSHOT_SLACK * settings.snapshot_commands:
         return warning(
             Check.SNAPSHOTS,
-            f"the newest snapshot is {behind} commands old",
+            f"the newest snapshot is {behind} commands old"
+            if found
+            else f"no snapshot was taken in {behind} commands",
             "a worker that starts anew folds all of them before it is ready",
             "tidegate ledger snapshot, and see in the workers' logs why none was taken "
             "(snapshot_failed)",
         )
-    return fine(Check.SNAPSHOTS, f"{len(found)} snapshots; the newest is {behind} commands old")
+    if not found:
+        return fine(
+            Check.SNAPSHOTS,
+            f"no snapshot yet, and none is due: the log holds {log.last_seq} commands",
+        )
+    count = "1 snapshot" if len(found) == 1 else f"{len(found)} snapshots"
+    return fine(Check.SNAPSHOTS, f"{count}; the newest is {behind} commands old")

@@ -117,7 +117,8 @@ class Operations:
 
     async def _ruleset(self, raw: bytes) -> Verdict:
         query = RulesetQuery.from_bytes(raw)
-        if not query.force:
+        # An older one is the fold's to refuse: no upgrade would help.
+        if not query.force and query.version > self._runner.position.ruleset:
             behind = [
                 one.replica
                 for one in await self._control.standings()
