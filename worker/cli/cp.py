@@ -288,7 +288,10 @@ def show(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show everything there is about one checkpoint."""
+    """Show everything there is about one checkpoint.
+
+    Its title, prompt and answer are shown to its minter, its holder and operators only.
+    """
     session = sessions.session(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
 

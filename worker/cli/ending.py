@@ -110,6 +110,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "or TIDEGATE_NATS_CREDS_FILE",
     "nobody-there": "is --space right (TIDEGATE_SPACES)? tidegate doctor says what is there",
     "minting-paused": "tidegate cap minting on",
+    "outcome-unknown": "the same command with --command-id and that id is carried out once",
 }
 
 

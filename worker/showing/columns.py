@@ -31,8 +31,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         rows: The cells, as many in each row as in the head.
     """
     beside = [head, *rows]
-    needed = sum(width + 2 for width in _widths(beside)) + min(
-        NARROWEST, max(len(row[-1]) for row in beside)
+    # The last column may be wrapped, but not within a word.
+    last = [row[-1] for row in beside]
+    narrowest = max(len(word) for cell in last for word in (cell.split() or [""]))
+    needed = sum(width + 2 for width in _widths(beside)) + max(
+        narrowest, min(NARROWEST, max(map(len, last)))
     )
     if not _on_a_terminal() or needed <= shutil.get_terminal_size().columns:
         return columns(beside)
