@@ -32,7 +32,7 @@ SAID = {
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param("langgraph_approval.py", marks=pytest.mark.nemesis), "openai_agents_approval.py"],
+    [pytest.param("langgraph_approval.py", marks=pytest.mark.long), "openai_agents_approval.py"],
 )
 async def test_with_a_worker_that_is_there(example: str, space: Space, tmp_path: Path) -> None:
     async with running(space.settings()):
@@ -44,7 +44,7 @@ async def test_with_a_worker_that_is_there(example: str, space: Space, tmp_path:
 
 @pytest.mark.parametrize(
     "example",
-    ["langgraph_approval.py", pytest.param("openai_agents_approval.py", marks=pytest.mark.nemesis)],
+    ["langgraph_approval.py", pytest.param("openai_agents_approval.py", marks=pytest.mark.long)],
 )
 async def test_with_a_worker_of_its_own(example: str, tmp_path: Path) -> None:
     assert await _run(example, environment(), tmp_path) == SAID[example]

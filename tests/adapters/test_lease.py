@@ -51,7 +51,7 @@ async def test_one_after_another_whoever_asks(space: Space, worker: RunningWorke
     assert len(await minted(space, "lease-")) == 8
 
 
-@pytest.mark.nemesis  # a server and a worker of its own for a few calls
+@pytest.mark.long  # a server and a worker of its own for a few calls
 async def test_who_may_only_mint_gives_it_back_too(tmp_path: Path) -> None:
     production = await asyncio.to_thread(Production, tmp_path / "production")
     try:

@@ -229,7 +229,7 @@ async def test_a_killed_process_and_two_gates_that_race_to_go_on_have_one_effect
     assert lines(ground.effects) == ["a"]
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.parametrize("die", [BEFORE_MINT, AFTER_MINT, BEFORE_RESUME])
 async def test_killed_at_each_step_and_raced_for(ground: Ground, die: str) -> None:
     await _kill_and_race(ground, die)

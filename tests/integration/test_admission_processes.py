@@ -261,7 +261,7 @@ async def test_processes_share_few_seats_and_the_killed_are_replaced(
     await check(scene, crowd)
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(sys.platform != "linux", reason="process evidence needs Linux")
 async def test_processes_share_few_seats_for_a_minute(scene: Scene, tmp_path: Path) -> None:

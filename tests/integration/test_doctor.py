@@ -282,7 +282,7 @@ async def test_a_log_that_outgrew_its_newest_snapshot(space: Space) -> None:
         pytest.param(
             space_checks.RESULTS_WARNING_MIB,
             2_700_000,
-            marks=[pytest.mark.nemesis, pytest.mark.timeout(900)],
+            marks=[pytest.mark.long, pytest.mark.timeout(900)],
         ),
     ],
 )

@@ -119,7 +119,7 @@ async def test_killed_at_random(space: Space, zygote: Zygote, tmp_path: Path, se
     await kill_at_random(space, zygote, tmp_path, 20, seed)
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_killed_two_hundred_times(space: Space, zygote: Zygote, tmp_path: Path) -> None:
     await kill_at_random(space, zygote, tmp_path, 200, 2_026)

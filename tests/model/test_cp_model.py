@@ -506,7 +506,7 @@ def test_random_operations_agree_with_the_oracle(world: World) -> None:
     )
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(1_200)
 def test_many_random_operations_agree_with_the_oracle(world: World) -> None:
     play(world, max_examples=400, stateful_step_count=50)

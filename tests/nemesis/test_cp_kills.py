@@ -87,7 +87,7 @@ async def test_killing_worker_and_broker_loses_and_doubles_no_timer(
     )
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_killing_workers_and_broker_for_minutes_loses_and_doubles_no_timer(
     desk: Desk, space: Space, tmp_path: Path

@@ -414,7 +414,7 @@ def test_a_report_is_played_in_full(case: Case) -> None:
 NEVER_RUN = {"soak", "bench", "skip", "xfail"}
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 def test_every_linked_test_is_collected() -> None:
     """What the cases are held to without it, asked of the test runner itself."""
     links = [link for case in CASES for link in case.links]

@@ -106,7 +106,7 @@ class Meter:
 # Credentials that the broker itself ends.
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 async def test_a_worker_whose_credentials_expire_is_not_ready_until_they_are_renewed(
     tmp_path: Path,
 ) -> None:
@@ -191,7 +191,7 @@ async def go_away_at_random(space: Space, count: int, seed: int) -> Counter[str]
 
 @pytest.mark.parametrize(
     "count",
-    [400, pytest.param(5_000, marks=[pytest.mark.nemesis, pytest.mark.timeout(600)])],
+    [400, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
 )
 async def test_requests_cancelled_and_cut_off_at_random_leave_whole_effects_only(
     space: Space, desk: Desk, start_worker: Callable[..., WorkerProcess], count: int
@@ -300,7 +300,7 @@ async def lose_readers(js: JetStream, names: Names) -> int:
     return count
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["idle", "in mid-fetch"])
 async def test_readers_that_are_deleted_come_back_and_cost_nothing(
     space: Space, desk: Desk, start_worker: Callable[..., WorkerProcess], when: str
@@ -413,7 +413,7 @@ async def cluster_space(directory: Path) -> AsyncIterator[tuple[Cluster, Space]]
         await asyncio.to_thread(cluster.kill)
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_a_clusters_leader_that_dies_while_timers_are_armed_loses_and_doubles_none(
     tmp_path: Path, start_worker: Callable[..., WorkerProcess]
@@ -461,7 +461,7 @@ async def _patiently(mint: Callable[[int], Any]) -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [500, pytest.param(20_000, marks=[pytest.mark.nemesis, pytest.mark.timeout(900)])],
+    [500, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
 )
 async def test_timers_due_in_one_second_all_fire_once_beside_live_traffic(
     desk: Desk,
@@ -570,7 +570,7 @@ async def _count_expiries(desk: Desk, targets: dict[Checkpoint, int], waiting: s
 # The broker is down at the start, and for long later.
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("outage_s", [60, 600])
 async def test_ten_minutes_without_a_broker_are_said_in_few_lines_and_outlived(
@@ -629,7 +629,7 @@ def guarded(server: Server, *, without: str = "\0") -> str:
 
 @pytest.mark.parametrize(
     "without",
-    [".armed", pytest.param("$KV.tidegate_records_main", marks=pytest.mark.nemesis)],
+    [".armed", pytest.param("$KV.tidegate_records_main", marks=pytest.mark.long)],
 )
 async def test_a_workers_right_that_is_taken_away_is_denied_and_not_a_timeout(
     own_server: Callable[..., Server],

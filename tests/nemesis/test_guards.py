@@ -10,7 +10,7 @@ from tests.nemesis.guards import ROOT
 from tests.nemesis.removals import GUARDS
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(7_200)
 def test_each_guard_that_is_removed_is_noticed() -> None:
     found = subprocess.run(

@@ -56,17 +56,17 @@ async def test_a_short_seed_keeps_every_promise(
     await histories_of(seed, SHORT_S, brokers, tmp_path, again)
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_a_long_seed_keeps_every_promise(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     seed = _given_seed(request) or LONG_SEED
-    again = f"-m nemesis '{THIS}::test_a_long_seed_keeps_every_promise' --seed {seed}"
+    again = f"-m long '{THIS}::test_a_long_seed_keeps_every_promise' --seed {seed}"
     await histories_of(seed, LONG_S, 3, tmp_path, again)
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(0)
 async def test_seeds_for_as_long_as_wanted(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     minutes = request.config.getoption("--nemesis-minutes", default=None) or float(
@@ -78,7 +78,7 @@ async def test_seeds_for_as_long_as_wanted(tmp_path: Path, request: pytest.Fixtu
     drawn = random.Random(_given_seed(request))
     while time.monotonic() < until:
         seed = drawn.randrange(1, 1 << 31)
-        again = f"-m nemesis '{THIS}::test_a_long_seed_keeps_every_promise' --seed {seed}"
+        again = f"-m long '{THIS}::test_a_long_seed_keeps_every_promise' --seed {seed}"
         directory = tmp_path / str(seed)
         directory.mkdir()
         await histories_of(seed, LONG_S, 3, directory, again)

@@ -324,7 +324,7 @@ async def test_killed_at_random_nothing_is_dispatched_twice(scene: Scene, tmp_pa
     assert min(killed["connector"], killed["child"], killed["worker"]) >= 1, killed
 
 
-@pytest.mark.nemesis
+@pytest.mark.long
 @pytest.mark.timeout(2_400)
 async def test_thirty_minutes_of_kills(scene: Scene, tmp_path: Path) -> None:
     killed = await kill_at_random(scene, tmp_path, seconds=1_800, seed=2_026)
