@@ -143,10 +143,26 @@ def configure(level: Level = "info", fmt: Format = "auto", stream: TextIO | None
         logging.getLogger(name).setLevel(least)
 
 
-def get(**fields: Any) -> structlog.typing.FilteringBoundLogger:
-    """A logger with fields bound to it."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(**fields)
+def get(name: str = "tidegate", /, **fields: Any) -> structlog.typing.FilteringBoundLogger:
+    """A logger of a name with fields bound to it.
+
+    It writes where structlog is configured to, else to standard error: standard output belongs to
+    the program that uses the client.
+    """
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(_Output(name), **fields)
     return logger
+
+
+class _Output:
+    """What is written to, looked up at each line, since a program may configure it at any time."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        if not structlog.is_configured():
+            return getattr(structlog.PrintLogger(sys.stderr), method)
+        return getattr(structlog.get_config()["logger_factory"](self._name), method)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -137,3 +139,21 @@ def test_a_reader_that_stands_still_holds_nobody_up() -> None:
         os.close(reading)
         structlog.reset_defaults()
         logging.getLogger().handlers.clear()
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_program_that_uses_the_client_keeps_its_standard_output(configured: bool) -> None:
+    lines = [
+        "import structlog, sys",
+        "from worker import logs",
+        "log = logs.get(field=7)",
+        "structlog.configure(logger_factory=structlog.PrintLoggerFactory())" * configured,
+        "log.info('told', more=8)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    written, silent = (done.stdout, done.stderr) if configured else (done.stderr, done.stdout)
+    assert silent == ""
+    for word in ("told", "field", "7", "more", "8"):
+        assert word in written

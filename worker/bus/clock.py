@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
+from worker import logs
 from worker.bus.errors import BusError
 from worker.bus.jetstream import JetStream
 
@@ -29,7 +28,7 @@ def seconds_since_boot() -> float:
     return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
 
 
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 class BrokerClock:

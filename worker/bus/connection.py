@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-import structlog
-
+from worker import logs
 from worker.bus import dialing
 from worker.bus.errors import BusError, Denied, TooLarge, Unavailable
 from worker.bus.headers import decode, encode
@@ -27,7 +26,7 @@ _FIRST_SID: Final = 1 << 20
 """Above the numbers that nats-py gives the subscriptions it manages itself."""
 _HOOK_LIMIT_S: Final = 10.0
 _BLANK = re.compile(r"\s")
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 ConnectHook = Callable[[WireClient], Awaitable[None]]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import nats.errors
-import structlog
 
+from worker import logs
 from worker.bus import nkey
 from worker.bus.errors import BusError, TlsRefused, Unauthenticated, Unavailable, Unknown
 from worker.bus.options import ConnectOptions, TlsOptions
@@ -19,7 +19,7 @@ from worker.bus.wire import Violation, WireClient, is_refusal_text
 
 BACKOFF_MS: Final = (50, 100, 250, 500, 1_000)
 LOG_EVERY_S: Final = 60.0
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 

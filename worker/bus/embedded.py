@@ -18,14 +18,13 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-import structlog
-
+from worker import logs
 from worker.errors import StartRefused
 
 POLL_S: Final = 0.02
 START_LIMIT_MS: Final = 10_000
 STOP_LIMIT_MS: Final = 4_000
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 def find_binary() -> Path:

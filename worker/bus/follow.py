@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import structlog
-
+from worker import logs
 from worker.bus.errors import BusError, Denied, GapError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
@@ -14,7 +13,7 @@ from worker.bus.reader import BATCH, StreamReader
 
 WAIT_MS: Final = 1_000
 BACKOFF_MS: Final = (100, 250, 500, 1_000, 2_000)
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-import structlog
-
+from worker import logs
 from worker.bus.delivery import Delivery
 from worker.bus.errors import BusError, ConsumerMissing
 from worker.bus.jetstream import JetStream
@@ -23,7 +22,7 @@ MAX_OWED: Final = 10_000
 """Answers kept for the broker's return; what is beyond is delivered again after ``ack_wait``."""
 
 LOG_EVERY_S: Final = 30.0
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 class Puller:

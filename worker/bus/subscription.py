@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import structlog
-
+from worker import logs
 from worker.bus import headers
 from worker.bus.headers import Headers
 from worker.bus.wire import Sink
@@ -15,7 +14,7 @@ from worker.bus.wire import Sink
 MAX_PENDING: Final = 65_536
 """Messages that may wait for a slow callback; more are dropped, as core NATS promises no more."""
 
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 @dataclass(frozen=True, slots=True)

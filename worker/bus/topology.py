@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from schemas.names import Names
+from worker import logs
 from worker.bus.comparison import Difference, Severity, compare_durable, compare_stream
 from worker.bus.connection import Connection
 from worker.bus.errors import ConsumerMissing, JetStreamMissing, StreamMissing, Unavailable
@@ -41,7 +40,7 @@ __all__ = [
 FLOOR: Final = (2, 14, 3)
 """Oldest server whose schedules, message TTLs and atomic batches are what we build on."""
 
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import structlog
 from nats.aio.client import Client
 from nats.protocol.parser import Parser
 
+from worker import logs
 from worker.bus import headers
 from worker.bus.errors import TlsRefused
 
@@ -47,7 +47,7 @@ _VIOLATION = re.compile(
 _REFUSED = ("authorization", "authentication")
 _GRACE_S: Final = 0.5
 _NOT_NATS: Final = "the server sent something that is not NATS"
-_log = structlog.get_logger("tidegate.bus")
+_log = logs.get("tidegate.bus")
 
 
 @dataclass(frozen=True, slots=True)
