@@ -291,6 +291,8 @@ async def test_once_prints_it_plainly_and_says_if_nobody_is_there(
     nobody = await asyncio.to_thread(command, ["top", "--once"], env)
     assert nobody.returncode == 1
     assert "no answer" in nobody.stdout
+    assert nobody.stdout.count("nobody takes this") == 1
+    assert nobody.stdout.count("not seen") == 4
 
 
 class Terminal:

@@ -69,7 +69,7 @@ def checkpoints(look: Look, now_ms: int) -> Section:
     count = f"{len(look.waiting)}{'+' if look.more_waiting else ''} waiting"
     return Section(
         "CHECKPOINTS",
-        look.unseen.get("checkpoints", count),
+        _summary(look, "checkpoints", count),
         ("DUE>", "ENDPOINT", "TOKEN", "HOLDER", "TITLE*"),
         tuple(rows),
         look.more_waiting,
@@ -118,7 +118,7 @@ def seats(look: Look, now_ms: int) -> Section:
         )
     ]
     policy = look.policy
-    summary = look.unseen.get("policy", "") if policy is None else _seat_summary(policy, look)
+    summary = _summary(look, "policy", "" if policy is None else _seat_summary(policy, look))
     return Section(
         "SEATS",
         summary,
@@ -154,7 +154,7 @@ def active_caps(look: Look, now_ms: int) -> Section:
     count = f"{len(rows)}{'+' if look.more_caps else ''} active"
     return Section(
         "CAPS",
-        look.unseen.get("caps", count),
+        _summary(look, "caps", count),
         ("PERSON", "CAP>", "EXPIRES>", "NOTE*"),
         tuple(rows),
         look.more_caps,
@@ -178,11 +178,19 @@ def ended_caps(look: Look, now_ms: int) -> Section:
     )
     return Section(
         "ENDED CAPS",
-        look.unseen.get("ended caps", ""),
+        _summary(look, "ended caps", ""),
         ("PERSON", "CAP>", "ENDED>", "HOW*"),
         rows,
         empty=_unless_unseen(look, "ended caps", "none has ended yet"),
     )
+
+
+def _summary(look: Look, what: str, seen: str) -> str:
+    """What stands beside a heading; why nothing was seen is not said again under each."""
+    why = look.unseen.get(what)
+    if why is None:
+        return seen
+    return "not seen" if why == look.unseen.get("status") else why
 
 
 def _unless_unseen(look: Look, what: str, sentence: str) -> str:
