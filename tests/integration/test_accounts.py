@@ -308,6 +308,25 @@ async def test_a_connector_queues_a_turn_and_gets_its_seat(production: Productio
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="process evidence needs Linux")
+async def test_a_witness_with_another_hosts_login_ends_and_says_so(
+    production: Production, tmp_path: Path
+) -> None:
+    grant = GRANTS[Role.WITNESS]
+    env = environment(
+        nats_url=production.url,
+        nats_user=grant.name,
+        nats_password=PASSWORDS[grant.variable],
+        spaces=NAMES.space,
+        data_dir=tmp_path,
+    )
+    done = await asyncio.to_thread(command, ["witness", "--host", "host-2"], env)
+    assert done.returncode == 3
+    last = done.stderr.splitlines()
+    assert any("may not speak as _witness-host-2" in line and "--host" in line for line in last)
+    assert "witness_ready" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process evidence needs Linux")
 async def test_a_witness_vouches_for_its_host_and_for_nothing_else(
     production: Production, tmp_path: Path
 ) -> None:

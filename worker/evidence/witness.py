@@ -16,8 +16,8 @@ from schemas.codes import Code
 from schemas.commands.sys import witness_of
 from schemas.subjects import Speaker
 from worker import broker, logs
-from worker.bus.errors import Unavailable
-from worker.client import Client
+from worker.bus.errors import BusError, Denied, Unavailable
+from worker.client import Client, ClientError
 from worker.errors import TidegateError
 from worker.evidence.ports import ClientPort
 from worker.evidence.reaper import Reaper
@@ -63,7 +63,7 @@ class Witness:
         """Look until stopped; an outage of the broker or of the workers is waited for.
 
         Raises:
-            BusError: The broker refuses us.
+            BusError: The broker refuses us, or to let us speak for this host.
             ConnectionLost: The connection is lost for good.
         """
         settings = self._settings
@@ -75,6 +75,7 @@ class Witness:
                     return
                 stack.push_async_callback(client.close)
                 clients.append(client)
+                await self._is_permitted(client)
             self.reapers = [
                 Reaper(
                     ClientPort(client),
@@ -135,6 +136,20 @@ class Witness:
                     await self._stop.wait()
                     return None
         return None
+
+    async def _is_permitted(self, client: Client) -> None:
+        """Ask once what there is to see: a login of another host would be refused for ever."""
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await client.adm.recoverable(host=self._observer.host, limit=1)
+        except Denied as denied:
+            raise Denied(
+                f"this login may not speak as {self._speaker.principal}; the host is that of its "
+                "user in nats.conf: TIDEGATE_HOST or --host",
+                subject=denied.subject,
+            ) from denied
+        except (TimeoutError, ClientError, BusError):
+            return  # Nobody answers now; that is waited for.
 
     def _client(self, space: str) -> Client:
         settings = self._settings
