@@ -91,6 +91,12 @@ class Connector:
         self._beats: asyncio.Task[None] | None = None
         self._grants: Subscription | None = None
         self._closing = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been left: nothing is carried out for a turn any more."""
+        return self._closed
 
     @property
     def adm(self) -> Admission:
@@ -116,12 +122,18 @@ class Connector:
         trace: TracebackType | None,
     ) -> None:
         self._closing = True
-        for turn in list(self._turns.values()):
-            turn.close()
-        if self._background:
-            _, late = await asyncio.wait(self._background, timeout=SETTLE_S)
-            for task in late:
-                task.cancel()
+        told = [turn for turn in self._turns.values() if turn.close()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                for turn in told:
+                    await turn.left.wait()
+                if self._background:
+                    await asyncio.wait(self._background)
+        self._closed = True
+        late = list(self._background)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
         if self._grants is not None:
             await self._grants.unsubscribe()
         if self._beats is not None:
@@ -198,6 +210,7 @@ class Connector:
         """A turn's block has ended."""
         if self._turns.get(turn.request_id) is turn:
             del self._turns[turn.request_id]
+        turn.left.set()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Work that outlives a cancelled block; closing the connector waits for it."""

@@ -102,6 +102,11 @@ class Home(Protocol):
         """What opens prompts."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is carried out for a turn any more."""
+        ...
+
     def intent_identity(self, child: int | ProcessIdentity | None) -> IntentIdentity:
         """This process and its child."""
         ...
@@ -131,6 +136,7 @@ class Turn:
         fence: Its seat; raises until it has one.
         traceparent: W3C trace context of the command that enqueued it, to be continued; ``None``
             if that had none, or until it is known.
+        left: Set once its block has ended.
     """
 
     def __init__(self, connector: Home, client: Client, wish: Wish) -> None:
@@ -146,6 +152,7 @@ class Turn:
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._cancelled_by_us = False
+        self.left = asyncio.Event()
 
     @property
     def fence(self) -> Fence:
@@ -290,10 +297,13 @@ class Turn:
             return
         self._lose(why)
 
-    def close(self) -> None:
-        """The connector closes: stop waiting for a seat."""
-        if self._seat is not None and not self._seat.done():
-            self._seat.cancel()
+    def close(self) -> bool:
+        """The connector closes: stop waiting for a seat.
+
+        Returns:
+            Whether it was waited for; then the turn is taken back now.
+        """
+        return self._seat is not None and not self._seat.done() and self._seat.cancel()
 
     def _only_we_cancelled(self) -> bool:
         # The same bookkeeping as asyncio.timeout's: whoever else cancelled the task gets its way.
@@ -387,6 +397,10 @@ class Turn:
         while True:
             if self._lost is not None:
                 raise self._lost
+            if self._connector.closed:
+                raise TurnError(
+                    self.request_id, "the connector was left", reason="connector-closed"
+                )
             try:
                 return await call()
             except (CallTimeout, QueryTimeout, NobodyThere, Unavailable, Failed) as error:

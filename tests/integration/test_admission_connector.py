@@ -263,6 +263,28 @@ async def test_closing_a_connector_takes_back_what_is_queued(scene: Scene) -> No
         assert (await scene.view(f"r{n}")).state == "cancelled"
 
 
+async def test_a_turn_that_outlives_its_connector_does_nothing_more_and_ends(scene: Scene) -> None:
+    go_on, seated = asyncio.Event(), asyncio.Event()
+
+    async def too_long(connector: Connector) -> None:
+        async with a_turn(connector) as turn:
+            seated.set()
+            await go_on.wait()
+            await turn.start()
+
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(scene.space.client("conn"))
+        connector = await stack.enter_async_context(Connector(client, host=HOST))
+        running_on = asyncio.create_task(too_long(connector))
+        await seated.wait()
+    go_on.set()
+    async with asyncio.timeout(LIMIT_S):
+        (error,) = await asyncio.gather(running_on, return_exceptions=True)
+    assert getattr(error, "reason", error) == "connector-closed"
+    assert (await scene.view("r1")).state == "admitted", "its start timeout takes the seat back"
+    assert {task for task in asyncio.all_tasks() if "_settle_rest" in repr(task)} == set()
+
+
 async def test_a_queue_deadline_ends_the_wait(scene: Scene) -> None:
     await scene.operator.adm.drain(0)
     connector = await scene.connector()
