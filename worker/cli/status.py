@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from typing import Annotated, Final
 
@@ -23,6 +24,7 @@ from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
 
 ASK_AGAIN_S: Final = 0.1
+_UNIT: Final = re.compile(r"(_at)?_ms$")
 _NOT_YET: Final = frozenset({Code.FAILED_PRECONDITION, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 
 
@@ -97,15 +99,25 @@ def rows_of(name: str, shown: JsonObject) -> list[tuple[str, str]]:
     """What a plane says of itself, a value a line; groups of counts on one, without the zeros."""
     rows: list[tuple[str, str]] = []
     for key, value in shown.items():
-        path = f"{name}.{key}"
-        if isinstance(value, dict) and "." in name:
+        bare = _UNIT.sub("", key)
+        beside = " time" if bare != key and bare in shown else ""
+        path = f"{name} {bare.replace('_', ' ')}{beside}"
+        if isinstance(value, dict) and " " in name:
             counts = [f"{word} {_plain(count)}" for word, count in value.items() if count]
             rows.append((path, ", ".join(counts) or "-"))
         elif isinstance(value, dict):
             rows += rows_of(path, value)
         else:
-            rows.append((path, _plain(value)))
+            rows.append((path, _measured(key, value)))
     return rows
+
+
+def _measured(key: str, value: object) -> str:
+    """A value for a person, by the unit that its name ends with."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not key.endswith("_ms"):
+        return _plain(value)
+    is_instant = key.endswith(("_at_ms", "time_ms"))
+    return show_instant(int(value)) if is_instant else show_duration(round(value))
 
 
 def _plain(value: object) -> str:
