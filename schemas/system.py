@@ -128,10 +128,14 @@ class SentView(Closed):
     Attributes:
         id: Of its result.
         command_id: Its command id.
+        result: The outcome of its result, once it is folded.
+        result_data: The data of its result.
     """
 
     id: str
     command_id: str
+    result: str | None = None
+    result_data: dict[str, Any] | None = None
 
 
 class RebaseView(Closed):

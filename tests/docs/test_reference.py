@@ -41,6 +41,7 @@ ELSEWHERE = {
     "outcome": {"idempotent", "adopted", "payload_attached"},
     "word": {"expired", "already_settled"},
     "done": {"claimed", "drained"},
+    "said['outcome']": set(),  # what the ledger remembers of a command, so it was said before
 }
 """What an expression other than a literal can say."""
 

@@ -87,6 +87,7 @@ def test_pruning_is_a_command_that_every_replica_folds(shell: Shell) -> None:
     before = shell.ledger("digest")
     pruned = shell.ledger("prune", "--older-than", "1d")
     assert pruned["outcome"] == "folded"
+    assert (pruned["result"], pruned["result_data"]) == ("pruned", {"command_ids": 0})
     assert shell.ledger("digest")["watermark"] == before["watermark"] + 1
     assert shell.ledger("verify")["equal"]
 

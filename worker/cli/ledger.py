@@ -297,9 +297,11 @@ def _session(
 
 def _operate(name: str, body: Mapping[str, Any], session: sessions.Session) -> None:
     found = _asked(session, name, body)
+    shown = {**found, **found.get("result_data", {})}
+    shown.pop("result_data", None)
     rows = [
-        (key, value["name"] if isinstance(value, dict) else str(value))
-        for key, value in found.items()
+        (key.replace("_", " "), value["name"] if isinstance(value, dict) else str(value))
+        for key, value in shown.items()
     ]
     common.emit({"v": 1, **found}, session.as_json, columns(rows))
 

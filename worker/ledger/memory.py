@@ -12,7 +12,7 @@ from typing import Final
 
 from schemas import strict_json
 from schemas.codes import Code
-from schemas.results import Error, Refusal
+from schemas.results import Accepted, Error, Refusal, Verdict
 
 REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
 """How long a command id is remembered, in log time."""
@@ -41,14 +41,14 @@ def key_of(principal: str, command_id: str) -> bytes:
     return hashlib.blake2b(f"{principal}\0{command_id}".encode(), digest_size=16).digest()
 
 
-def refusal_of(db: sqlite3.Connection, key: bytes) -> Refusal | None:
-    """The refusal that is remembered of a command; ``None`` if there is none."""
+def verdict_of(db: sqlite3.Connection, key: bytes) -> Verdict | None:
+    """The verdict that is remembered of a command; ``None`` if there is none."""
     row = db.execute(_FIND, (key,)).fetchone()
     if row is None:
         return None
     said = strict_json.loads(b"{%b}" % row[3])
     if said["status"] == "ok":
-        return None
+        return Accepted(said["outcome"], said["data"])
     error = Error.model_validate(said["error"])
     return Refusal(
         Code(error.code), error.reason, error.message, at_field=error.field, data=said["data"]

@@ -145,12 +145,17 @@ class Operations:
             subject, body.to_bytes(), headers={headers.COMMAND: command_id}
         )
         folded = await self._runner.wait_for(epoch, ack.seq, FOLD_MS)
-        data = SentView(id=f"{epoch}-{ack.seq}", command_id=command_id).to_object()
+        sent = SentView(id=f"{epoch}-{ack.seq}", command_id=command_id)
         if not folded:
-            return Accepted("published", data)
+            return Accepted("published", sent.to_object())
         key = memory.key_of(self._worker.principal, command_id)
-        refused = await self._runner.database.read(lambda db, _: memory.refusal_of(db, key))
-        return refused or Accepted("folded", data)
+        verdict = await self._runner.database.read(lambda db, _: memory.verdict_of(db, key))
+        if isinstance(verdict, Refusal):
+            return verdict
+        if verdict is not None:
+            said = {"result": verdict.outcome, "result_data": verdict.data}
+            sent = sent.model_copy(update=said)
+        return Accepted("folded", sent.to_object())
 
     async def _rebase(self, raw: bytes) -> Verdict:
         RebaseQuery.from_bytes(raw)

@@ -459,7 +459,12 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "view.sys.snapshot": _SNAPSHOT,
         "view.sys.snapshots": {"snapshots": [_SNAPSHOT]},
         "view.sys.trim": {"removed": 1000, "first_seq": 1001, "snapshot": _SNAPSHOT},
-        "view.sys.sent": {"id": "1-1043", "command_id": "7b1f0c9e4d2a4f6b"},
+        "view.sys.sent": {
+            "id": "1-1043",
+            "command_id": "7b1f0c9e4d2a4f6b",
+            "result": "pruned",
+            "result_data": {"command_ids": 12},
+        },
         "view.sys.rebase": {"replica": _UID, "epoch": 2, "base": 1042},
         "fact.sys.ruleset": {**_V, "at_ms": _AT, "version": 2},
         "fact.sys.rebased": {**_V, "at_ms": _AT, "epoch": 2, "base": 1042},
