@@ -91,6 +91,7 @@ class Worker:
         self._lock: int | None = None
         self._stop = asyncio.Event()
         self._trouble = "the worker is starting"
+        self._refused = False
         self._planes: dict[str, Sequence[SpaceComponent]] = {}
         self._components: list[Component] = []
         self._tasks: dict[asyncio.Task[None], Component] = {}
@@ -150,6 +151,7 @@ class Worker:
         except Stopped:
             return OK
         except TidegateError:
+            self._refused = not self.ready.is_set()
             raise
         except Exception:
             log.exception("start_failed")
@@ -305,7 +307,9 @@ class Worker:
     async def _shut_down(self) -> None:
         self._stop.set()
         self._on_stopping()
-        log.info("worker_stopping")
+        # Whoever refused to start says so in one sentence, and nothing was there to be stopped.
+        tell = log.debug if self._refused else log.info
+        tell("worker_stopping")
         await self._unwind()
         if self.conn is not None:
             await _within(PHASE_TWO_S, self.conn.close(timeout_ms=800), "connection")
@@ -313,7 +317,7 @@ class Worker:
             await _within(2 * PHASE_TWO_S, self.own_server.stop(), "own_broker")
         if self._lock is not None:
             os.close(self._lock)
-        log.info("worker_stopped")
+        tell("worker_stopped")
 
     async def _or_stop(self, work: Awaitable[T]) -> T:
         """Do something unless the worker is asked to stop first.
