@@ -497,7 +497,7 @@ def _answer(text: str) -> Any:
     except ValueError:
         # A slip in JSON must not become the answer: it cannot be taken back.
         if text.lstrip()[:1] in ("{", "[", '"'):
-            common.usage("--answer", "looks like JSON and is none; give plain text as a JSON string")
+            common.usage("--answer", "looks like JSON and is none; quote text as JSON")
         return text
 
 
