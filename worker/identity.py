@@ -21,6 +21,9 @@ from worker import files
 from worker.errors import TidegateError
 
 UID_BYTES = 16
+ROUNDS = 3
+"""Whoever loses both places to others finds its principal's identity in the third round."""
+
 RESERVED = "_"
 """How names begin that are given to a role; see ``schemas.roles``."""
 
@@ -114,21 +117,19 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
     except BadInput:
         raise BadIdentity("a principal matches [A-Za-z0-9_-]{1,64}") from None
     content = json.dumps({"v": 1, "principal": speaker.principal, "uid": speaker.uid}) + "\n"
-    for _ in range(2):
-        if (kept := find(data_dir, principal)) is not None:
+    # Read once a round: were it read again to choose the place, one that came meanwhile would make
+    # a second identity of the same principal.
+    for _ in range(ROUNDS):
+        first = default(data_dir)
+        if first is not None and first.speaker.principal == principal:
+            return first
+        if (kept := named(data_dir, principal)) is not None:
             return kept
-        is_first = find(data_dir, None) is None and not principal.startswith(RESERVED)
-        path = data_dir / "identity.json" if is_first else _path_of(data_dir, principal)
+        becomes_default = first is None and not principal.startswith(RESERVED)
+        path = data_dir / "identity.json" if becomes_default else _path_of(data_dir, principal)
         if files.create_private(path, content.encode()):
             return Kept(speaker, path, created=True)
-    kept = find(data_dir, principal)
-    if kept is None:  # the default was taken by another principal while we looked
-        path = _path_of(data_dir, principal)
-        files.create_private(path, content.encode())
-        kept = find(data_dir, principal)
-    if kept is None:
-        raise BadIdentity(f"the identity of {principal} could not be kept in {data_dir}")
-    return kept
+    raise BadIdentity(f"the identity of {principal} could not be kept in {data_dir}")
 
 
 def replica_id(data_dir: Path, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:

@@ -61,7 +61,8 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
         identity.find(tmp_path, None)
 
 
-def test_sixteen_at_once_end_with_one_identity(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", range(30))
+def test_sixteen_at_once_end_with_one_identity(tmp_path: Path, number: int) -> None:
     def make(_: int) -> identity.Kept:
         return identity.init(tmp_path, "alice", identity.new_uid())
 
