@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def _read(path: Path) -> Kept | None:
     except OSError as error:
         raise BadIdentity(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
     if sys.platform != "win32" and mode & 0o077:
-        raise OpenToOthers(f"{path} is open to others; run: chmod 600 {path}")
+        raise OpenToOthers(f"{path} is open to others; run: chmod 600 {shlex.quote(str(path))}")
     try:
         value = json.loads(raw)
         if value["v"] != 1:
@@ -169,6 +170,6 @@ def _read(path: Path) -> Kept | None:
         return Kept(Speaker(value["principal"], value["uid"]), path, created=False)
     except (ValueError, KeyError, TypeError) as error:
         raise BadIdentity(
-            f"{path} is not an identity file: put it back from a copy; without one remove it, and "
+            f"{path} is not an identity file; put it back from a copy, or without one remove it: "
             "a new life begins"
         ) from error

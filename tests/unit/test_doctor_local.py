@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -285,7 +286,19 @@ def test_an_identity_that_others_may_read_is_a_danger(data_dir: Path) -> None:
     (path,) = data_dir.rglob("*.json")
     path.chmod(0o640)
     found = danger(Check.PRIVATE_FILES, examine(data_dir), str(path), "0640")
-    assert f"chmod 600 {path}" in found.fix
+    assert found.fix.startswith(f"chmod 600 {path}; ")
+    assert found.fix.endswith(f": rm {path}")
+
+
+@provokes((Check.PRIVATE_FILES, Severity.DANGER))
+def test_a_fix_can_be_copied_where_a_folder_s_name_has_a_blank(tmp_path: Path) -> None:
+    directory = tmp_path / "my state"
+    kept = identity.init(directory, "maria", identity.new_uid())
+    kept.path.chmod(0o640)
+    found = danger(Check.PRIVATE_FILES, examine(directory), str(kept.path))
+    subprocess.run(["/bin/sh", "-c", found.fix.partition(";")[0]], check=True)
+    assert Check.IDENTITIES in {finding.check for finding in examine(directory)}
+    assert stat.S_IMODE(kept.path.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("content", ["{", '{"v": 2}', '{"v": 1, "principal": "a b"}', "[]"])
@@ -296,7 +309,9 @@ def test_an_identity_that_is_none_is_a_danger_until_it_is_removed(
     (path,) = data_dir.rglob("*.json")
     path.write_text(content)
     found = danger(Check.IDENTITIES, examine(data_dir), str(path))
-    assert "remove it" in found.fix
+    assert found.fix.startswith("put it back from a copy; without one: ")
+    assert f"rm {path};" in found.fix
+    assert "copy" not in found.found, "what to do is said once"
     path.unlink()
     assert Check.IDENTITIES not in {finding.check for finding in examine(data_dir)}
 
@@ -312,4 +327,5 @@ def test_an_identity_under_another_name_is_a_danger(data_dir: Path) -> None:
 def test_a_broker_password_that_others_may_read_is_a_danger(data_dir: Path) -> None:
     (data_dir / "broker.json").write_text("{}")
     (data_dir / "broker.json").chmod(0o644)
-    danger(Check.PRIVATE_FILES, examine(data_dir), "broker.json")
+    found = danger(Check.PRIVATE_FILES, examine(data_dir), "broker.json")
+    assert "start the worker again" in found.fix

@@ -79,7 +79,9 @@ def _has_streams(conn: Connection) -> bool:
 def _unreachable(error: TidegateError) -> Finding:
     return danger(
         Check.BROKER,
-        error.message,
+        "no broker is configured, and none that a worker started is found here"
+        if isinstance(error, broker.NoBroker)
+        else error.message,
         "nothing can be stored or served",
         _way_in(error),
     )

@@ -1,6 +1,7 @@
 """What can be looked at on this machine: settings, folder, disk, private files, keys, SQLite."""
 
 import os
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -73,14 +74,15 @@ def _directory(directory: Path) -> Finding:
             Check.DATA_DIRECTORY,
             f"{directory} is open to other users (mode {mode:04o})",
             "keys, identities and the broker's password lie there",
-            f"chmod 700 {directory}",
+            f"chmod 700 {shlex.quote(str(directory))}",
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         return danger(
             Check.DATA_DIRECTORY,
             f"{directory} cannot be written by this user",
             "the worker cannot keep its ledger and does not start",
-            f"run as the worker's user, or give it back: chown -R $(id -u) {directory}",
+            "run as the worker's user, or give it back: "
+            f"chown -R $(id -u) {shlex.quote(str(directory))}",
         )
     return fine(Check.DATA_DIRECTORY, f"{directory} is private and writable")
 
@@ -177,21 +179,35 @@ def _private_files(directory: Path) -> Iterator[Finding]:
             Check.PRIVATE_FILES,
             f"{path} is open to other users (mode {mode:04o})",
             "whoever reads it can speak as its owner",
-            f"chmod 600 {path}, then give its owner a new password or identity",
+            _closed(path),
         )
     if looked and not loose:
         words = "1 private file is its" if looked == 1 else f"{looked} private files are their"
         yield fine(Check.PRIVATE_FILES, f"{words} owner's alone")
 
 
+def _closed(path: Path) -> str:
+    """How a private file is closed, and what ends what others may have read in it."""
+    quoted = shlex.quote(str(path))
+    if path.parent.name == "identities" or path.name == "identity.json":
+        return (
+            f"chmod 600 {quoted}; if others may have read it, begin a new life once nothing "
+            f"waits for this one: rm {quoted}"
+        )
+    return f"chmod 600 {quoted}, and start the worker again: its broker gets a new password"
+
+
 def _identities(directory: Path) -> Iterator[Finding]:
     """Identities that are kept here, by the very checks that using one makes."""
     stems = (path.stem for path in sorted(directory.glob("identities/*.json")))
     named = [stem for stem in stems if tokens.is_principal(stem)]
-    reads = [partial(identity.default, directory)]
-    reads += [partial(identity.named, directory, principal) for principal in named]
+    reads = [(directory / "identity.json", partial(identity.default, directory))]
+    reads += [
+        (directory / "identities" / f"{one}.json", partial(identity.named, directory, one))
+        for one in named
+    ]
     whole, bad = 0, False
-    for read in reads:
+    for path, read in reads:
         try:
             whole += read() is not None
         except identity.OpenToOthers:
@@ -200,10 +216,10 @@ def _identities(directory: Path) -> Iterator[Finding]:
             bad = True
             yield danger(
                 Check.IDENTITIES,
-                error.message,
+                error.message.partition("; ")[0],
                 "commands refuse it, and its owner cannot resume or settle what it holds",
-                "put the file back from a copy; without one remove it: a new identity is made, "
-                "and what the old one held ends at its deadline",
+                f"put it back from a copy; without one: rm {shlex.quote(str(path))}; a new "
+                "identity is made, and what the old one held ends at its deadline",
             )
     if whole and not bad:
         words = "1 identity is" if whole == 1 else f"{whole} identities are"

@@ -75,7 +75,7 @@ async def examine(
         return [
             danger(
                 Check.SPACE,
-                refused.message,
+                refused.message.partition("; ")[0],
                 "the worker refuses to start",
                 f"tidegate setup --new --space {names.space}, or restore the broker's store if "
                 "the space has existed before",
