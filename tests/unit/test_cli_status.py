@@ -13,6 +13,7 @@ def test_what_a_plane_says_is_shown_without_json() -> None:
         "lag_ms": 1_500,
         "log_time_ms": 1_790_000_000_000,
         "due_at_ms": None,
+        "nothing_at_ms": 0,
         "snapshot": {"name": "s", "watermark": 4},
         "reaper": {"host": "h", "last": {"inspected": 0}, "totals": {"inspected": 3, "failed": 0}},
     }
@@ -25,6 +26,7 @@ def test_what_a_plane_says_is_shown_without_json() -> None:
         ("x lag time", "1.5s"),
         ("x log time", "2026-09-21T14:13:20.000Z"),
         ("x due", "-"),
+        ("x nothing", "-"),
         ("x snapshot name", "s"),
         ("x snapshot watermark", "4"),
         ("x reaper host", "h"),

@@ -96,6 +96,52 @@ def test_a_table_that_does_not_fit_stands_one_below_the_other() -> None:
     ]
 
 
+LONG_VALUE = """
+from worker.showing.columns import columns
+rows = [("ledger settings snapshot commands", "1"), ("ledger chain", "0" * 64)]
+print("\\n".join(columns(rows)))
+"""
+
+
+def test_a_word_that_has_no_room_beside_its_label_stands_whole_below_it() -> None:
+    assert on_a_terminal(["-c", LONG_VALUE], dict(os.environ)) == [
+        "ledger settings snapshot commands  1",
+        "ledger chain",
+        "    " + "0" * 64,
+    ]
+
+
+TOLD = """
+from worker.cli.demo import _Teller
+from worker.demo.show import STORY
+from worker.demo.story import Ending, Played
+_Teller().scene_ended(Played(STORY[0], Ending(STORY[0].must, "It went on, at once. " * 8)))
+"""
+
+
+def test_a_scene_of_the_demo_fits_a_terminal() -> None:
+    first, *others = on_a_terminal(["-c", TOLD], {**os.environ, "NO_COLOR": "1", "TERM": "dumb"})
+    assert first.startswith("   ✓ It went on")
+    assert others
+    assert all(line.startswith("     ") and line[5] != " " for line in others)
+    assert max(map(len, (first, *others))) <= WIDTH
+
+
+TOP = """
+from worker.top.plain import _section
+from worker.top.tables import Row, Section
+row = Row(("14m56s", "a " * 100))
+print("\\n".join(_section(Section("CHECKPOINTS", "1 waiting", ("DUE", "TITLE"), (row,)))))
+"""
+
+
+def test_a_long_title_fits_a_terminal() -> None:
+    title, head, *rows = on_a_terminal(["-c", TOP], dict(os.environ))
+    assert (title, head) == ("CHECKPOINTS  1 waiting", "  DUE     TITLE")
+    assert len(rows) > 2
+    assert WIDTH - 5 < max(map(len, rows)) <= WIDTH
+
+
 def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """A shell's redirection of the command line's output."""
     return subprocess.run(

@@ -6,6 +6,7 @@ import typer
 
 from worker.cli import common, ending
 from worker.cli.common import JsonFlag
+from worker.showing.columns import wrapped
 
 if TYPE_CHECKING:
     from worker.demo.story import Played, Scenario
@@ -71,8 +72,10 @@ class _Teller:
     def scene_ended(self, played: "Played") -> None:
         mark = "[green]✓[/green]" if played.ok else "[red]✗[/red]"
         told = played.ending.told if played.ending else played.trouble
+        first, *others = wrapped(" " * 5, told)
         self._console.print(f"   {mark} ", end="")
-        self._console.print(told, markup=False, soft_wrap=True)
+        for line in (first.lstrip(), *others):
+            self._console.print(line, markup=False, soft_wrap=True)
         if not played.ok:
             found = played.ending.outcome if played.ending else "nothing"
             self._console.print(f"     it must be {played.scenario.must}, it was {found}")

@@ -116,8 +116,9 @@ def _measured(key: str, value: object) -> str:
     """A value for a person, by the unit that its name ends with."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not key.endswith("_ms"):
         return _plain(value)
-    is_instant = key.endswith(("_at_ms", "time_ms"))
-    return show_instant(int(value)) if is_instant else show_duration(round(value))
+    if not key.endswith(("_at_ms", "time_ms")):
+        return show_duration(round(value))
+    return show_instant(int(value)) if value else "-"
 
 
 def _plain(value: object) -> str:

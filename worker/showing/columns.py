@@ -10,6 +10,9 @@ from typing import Final
 NARROWEST: Final = 24
 """Columns of a terminal below which text is not wrapped: a word a line reads worse."""
 
+BELOW: Final = "    "
+"""Before text that stands below its first column, for want of room beside it."""
+
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as aligned columns; the last one is wrapped where a terminal ends."""
@@ -61,6 +64,11 @@ def wrapped(before: str, text: str) -> list[str]:
     room = shutil.get_terminal_size().columns - len(before) if _on_a_terminal() else 0
     if room < NARROWEST or len(text) <= room:
         return [before + text]
+    longest, below = max(map(len, text.split())), room + len(before) - len(BELOW)
+    if before.strip() and room < longest <= below:
+        # Beside the column it would be broken by the terminal, below it it stays whole.
+        lines = textwrap.wrap(text, below, break_long_words=False, break_on_hyphens=False)
+        return [before.rstrip(), *(BELOW + line for line in lines)]
     first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     return [before + first, *(" " * len(before) + line for line in others)]
 

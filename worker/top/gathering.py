@@ -53,7 +53,9 @@ class Gatherer:
             try:
                 return await question()
             except Denied:
-                unseen[what] = self._denied[what] = "this user may not ask"
+                unseen[what] = self._denied[what] = (
+                    "this user may not ask; an operator or an observer may"
+                )
             except Refused as refused:
                 unseen[what] = refused.message
             except (ClientError, BusError) as error:

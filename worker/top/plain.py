@@ -28,6 +28,9 @@ def _section(section: Section) -> list[str]:
     if not section.rows:
         return [title, f"  {section.empty}"] if section.empty else [title]
     head = tuple(name.rstrip(">*") for name in section.columns)
-    rows = columns([head, *(row.cells for row in section.rows)])
+    # Set in before it is wrapped, or a full line would be longer than the terminal.
+    rows = columns(
+        [(f"  {cells[0]}", *cells[1:]) for cells in (head, *(row.cells for row in section.rows))]
+    )
     more = ["  (there are more)"] if section.more else []
-    return [title, *(f"  {row}" for row in rows), *more]
+    return [title, *rows, *more]
