@@ -62,7 +62,7 @@ def _on_a_terminal() -> bool:
 def wrapped(before: str, text: str) -> list[str]:
     """Text behind a first column, wrapped beside it where a terminal ends; whole in a pipe."""
     room = shutil.get_terminal_size().columns - len(before) if _on_a_terminal() else 0
-    if room < NARROWEST or len(text) <= room:
+    if room < NARROWEST or len(text.rstrip()) <= room:
         return [before + text]
     longest, below = max(map(len, text.split())), room + len(before) - len(BELOW)
     if before.strip() and room < longest <= below:
