@@ -391,6 +391,29 @@ def test_a_file_under_a_ruleset_this_version_does_not_know_folds_nothing(tmp_pat
     assert batch.stop.reason == "unknown-ruleset"
 
 
+@pytest.mark.parametrize("between_ms", [memory.REMEMBERED_MS - 1, memory.REMEMBERED_MS])
+def test_where_a_batch_ends_decides_nothing_about_an_old_id(
+    tmp_path: Path, between_ms: int
+) -> None:
+    at_once = FoldDriver(tmp_path / "at-once.db", [HOLDS])
+    apart = FoldDriver(tmp_path / "apart.db", [HOLDS])
+    told = []
+    for driver in (at_once, apart):
+        first, second = (
+            driver.message(
+                "alice", "cap", "reserve", "u1", KEY, body=RESERVE, at_ms=at_ms, command_id=ID
+            )
+            for at_ms in (T0, T0 + between_ms)
+        )
+        second = dataclasses.replace(second, seq=2)
+        batches = [[first, second]] if driver is at_once else [[first], [second]]
+        told.append([one for batch in batches for one in driver.feed(batch)])
+    assert told[0] == told[1]
+    assert at_once.digest() == apart.digest()
+    again = between_ms < memory.REMEMBERED_MS
+    assert [one["data"].get("changes") for one in told[0]] == [1, 1 if again else 2]
+
+
 def test_prune_removes_remembered_ids_by_command(driver: FoldDriver) -> None:
     for number in range(4):
         driver.send(

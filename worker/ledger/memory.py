@@ -91,6 +91,10 @@ class Memory:
         """Look a command up; one older than 30 days is not remembered any more."""
         pending = self._pending.get(key)
         if pending is not None:
+            if pending[1] <= now_ms - REMEMBERED_MS:
+                # A log without a command for a month, folded as one batch.
+                del self._pending[key]
+                return None
             return Remembered(bytes(pending[3]), bytes(pending[4]))
         row = self._cursor.execute(_FIND, (bytearray(key),)).fetchone()
         if row is None:
