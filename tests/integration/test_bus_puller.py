@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from tests.integration.bus_server import Place, connected, eventually, new_place
+from tests.support.cp import until
 from tests.support.server import Server
 from worker.bus import conf
 from worker.bus.errors import ConsumerMissing, Denied, StreamMissing
@@ -97,7 +98,11 @@ async def test_a_strange_header_loses_neither_its_message_nor_a_neighbour(
         assert {d.stream_seq for d in served.seen} == set(range(1, 11))
         (strange,) = [d for d in served.seen if d.stream_seq == 5]
         assert strange.headers == headers
-        assert (await place.js.consumer_info(place.stream, "d")).ack_floor_seq == 10
+
+        async def all_acknowledged() -> bool:
+            return (await place.js.consumer_info(place.stream, "d")).ack_floor_seq == 10
+
+        await until(all_acknowledged)
 
 
 async def test_no_more_than_allowed_are_in_hand_at_once(place: Place) -> None:

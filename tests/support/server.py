@@ -13,6 +13,7 @@ from worker.bus.options import ConnectOptions
 
 WORKER_PASSWORD = "worker-password"
 START_LIMIT_S = 90.0
+RELOADED = "Reloaded server configuration"
 
 
 def spaces_of(root: str, names: Sequence[str]) -> list[conf.Space]:
@@ -99,7 +100,14 @@ class Server:
         os.kill(self.pid, signum)
 
     def reload(self) -> None:
+        """Have it read its configuration again; returns once that is in force."""
+        log = self.directory / "server.log"
+        before = log.read_text().count(RELOADED)
         self.send(signal.SIGHUP)
+        until = time.monotonic() + START_LIMIT_S
+        while log.read_text().count(RELOADED) == before:
+            assert time.monotonic() < until, log.read_text()[-2000:]
+            time.sleep(0.01)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
