@@ -20,6 +20,7 @@ from schemas.commands.sys import witness_of
 from schemas.names import kv_stream
 from schemas.roles import QUERY_ROLES, VERB_ROLES, Role
 from schemas.subjects import Checkpoint, Speaker
+from tests.support.cp import until
 from tests.support.process import command, environment
 from tests.support.processes import family
 from tests.support.production import (
@@ -232,8 +233,13 @@ async def test_an_observer_looks_on(production: Production) -> None:
     async with asyncio.timeout(5):
         fact = await heard.get()
     assert fact.subject.endswith(f".{token}.1")
-    looked_up = await listener.request(f"$JS.API.DIRECT.GET.{NAMES.res_stream}.{fact.subject}")
-    assert looked_up.data == fact.data
+    stored = f"$JS.API.DIRECT.GET.{NAMES.res_stream}.{fact.subject}"
+
+    async def looked_up() -> bytes:
+        return (await listener.request(stored)).data
+
+    # The broker hands a fact to listeners before it is stored.
+    assert await until(looked_up) == fact.data
     assert rights.violations == []
     await listener.close()
 
