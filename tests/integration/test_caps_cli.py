@@ -204,9 +204,32 @@ async def test_a_permit_counts_from_before_its_command_left(
         slow = Caps(client, monotonic=lambda: next(instants))
         answer = await slow.authorize("ann", amount=1, grant_expires_at_ms=second)
         assert (answer.allowed, answer.reason) == (False, PERMIT_LAPSED)
+        assert not answer
         instants = itertools.chain([100.0], itertools.repeat(101.999))
         answer = await slow.authorize("ann", amount=1, grant_expires_at_ms=second)
         assert (answer.allowed, answer.ends_at_s) == (True, 102.0)
+        assert answer
+        instants = itertools.chain(itertools.repeat(102.0))
+        assert not answer
+
+
+async def test_the_easiest_question_spends_only_if_it_may(
+    space: Space, worker: RunningWorker
+) -> None:
+    second = (time.time_ns() // 10**9 + 3600) * 1000
+    async with space.client("_op-otto") as operator, space.client("delia") as client:
+        await operator.cap.minting(True)
+        await client.cap.reserve("ann", KEY, latest_expires_at_ms=second, cap=10)
+        await client.cap.confirm("ann", KEY, grant_expires_at_ms=second)
+        spent = []
+        for amount in (10, 11):
+            if await client.cap.authorize("ann", amount=amount, grant_expires_at_ms=second):
+                spent.append(amount)
+        await client.cap.stop("ann")
+        if await client.cap.authorize("ann", amount=1, grant_expires_at_ms=second):
+            spent.append(1)
+        assert spent == [10]
+        assert not await client.adm.admit(), "no seat is no seat"
 
 
 async def test_stops_and_authorizations_at_once_agree_with_their_order(

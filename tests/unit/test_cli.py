@@ -15,7 +15,7 @@ from schemas.results import Error, Result
 from tests.support.process import command, environment
 from worker import settings
 from worker.bus.errors import Denied, Unavailable
-from worker.cli import cp_views, ending
+from worker.cli import ending
 from worker.client import CallTimeout, Failed, NobodyThere, QueryTimeout, Refused
 from worker.errors import StartRefused, TidegateError
 from worker.settings import BadSettings
@@ -225,10 +225,6 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     os.close(writer)
     assert b"Traceback" not in done.stderr
     assert b"Exception" not in done.stderr
-
-
-def test_what_others_wrote_cannot_command_a_terminal() -> None:
-    assert "\x1b" not in cp_views._plain("\x1b[31mred\x07")
 
 
 def test_columns_are_aligned() -> None:

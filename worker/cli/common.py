@@ -16,6 +16,7 @@ import typer
 from schemas.codes import BadInput
 from schemas.strict_json import JsonObject
 from worker.showing.instants import parse_duration, parse_instant, show_duration
+from worker.showing.text import escaped, visible
 
 
 def examples(*lines: str, more: str = "") -> str:
@@ -105,22 +106,23 @@ TimeoutOption = Annotated[
 def say(text: str) -> None:
     """One line for a person."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
     except OSError:
         return
 
 
 def emit(value: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
-    """Print data: one JSON document, or lines.
+    """Print data: one JSON document, or lines; nothing in them is unseen or obeyed by a terminal.
 
     Raises:
         BrokenPipeError: Whoever read it has gone.
         SystemExit: It cannot be written, as to a full disk; that was said.
     """
     if as_json:
-        text = json.dumps(value, ensure_ascii=False, indent=None)
-    elif not isinstance(text, str):
-        text = "\n".join(text)
+        text = escaped(json.dumps(value, ensure_ascii=False, indent=None))
+    else:
+        lines = text.split("\n") if isinstance(text, str) else text
+        text = "\n".join(visible(line) for line in lines)
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from schemas.views import CheckpointDetail, CheckpointView
 from worker.showing import columns as side_by_side
 from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
+from worker.showing.text import escaped, visible_lines
 
 
 def result_lines(target: Checkpoint, result: Result, now_ms: int) -> list[str]:
@@ -18,7 +19,7 @@ def result_lines(target: Checkpoint, result: Result, now_ms: int) -> list[str]:
     repairs = data.pop("repairs", None)
     rows = [("outcome", result.outcome), ("checkpoint", f"{target.endpoint} {target.token}")]
     if repairs is not None:
-        rows.append(("repairs", ", ".join(map(_plain, repairs)) or "none needed"))
+        rows.append(("repairs", ", ".join(map(_words, repairs)) or "none needed"))
     if "state" in data:
         rows += _view_rows(CheckpointView.from_object(data), now_ms)
     return columns(rows)
@@ -29,16 +30,16 @@ def detail_lines(detail: CheckpointDetail, now_ms: int) -> list[str]:
     view = detail.checkpoint
     rows = [("checkpoint", f"{view.endpoint} {view.token}"), *_view_rows(view, now_ms)]
     if detail.prompt is not None:
-        rows.append(("title", _plain(detail.prompt.get("title"))))
+        rows.append(("title", _words(detail.prompt.get("title"))))
         if choices := detail.prompt.get("choices"):
-            rows.append(("choices", ", ".join(map(_plain, choices))))
+            rows.append(("choices", ", ".join(map(_words, choices))))
         rows.append(("prompt digest", detail.prompt_digest or ""))
     if detail.answer is not None:
-        rows.append(("answer", _plain(detail.answer.get("value"))))
-        rows.append(("answered by", _plain(detail.answer.get("by"))))
+        rows.append(("answer", _words(detail.answer.get("value"))))
+        rows.append(("answered by", _words(detail.answer.get("by"))))
     lines = columns(rows)
     if detail.prompt is not None and (body := detail.prompt.get("body")):
-        lines += ["", *map(_plain, str(body).splitlines())]
+        lines += ["", *visible_lines(str(body))]
     return lines
 
 
@@ -56,7 +57,7 @@ def table(items: Sequence[CheckpointView], now_ms: int) -> list[str]:
                 str(item.generation),
                 show_instant(item.deadline_at_ms),
                 _due(item, now_ms),
-                _plain(item.holder.id) if item.holder else "-",
+                item.holder.id if item.holder else "-",
             )
             for item in items
         ],
@@ -67,7 +68,7 @@ def settled_lines(view: CheckpointView, answer: JsonObject | None, now_ms: int) 
     """A settlement, as ``cp wait`` prints it."""
     rows = [("checkpoint", f"{view.endpoint} {view.token}"), *_view_rows(view, now_ms)]
     if answer is not None:
-        rows.append(("answer", _plain(answer.get("value"))))
+        rows.append(("answer", _words(answer.get("value"))))
     return columns(rows)
 
 
@@ -78,12 +79,12 @@ def _view_rows(view: CheckpointView, now_ms: int) -> list[tuple[str, str]]:
         ("deadline", f"{show_instant(view.deadline_at_ms)}{_due_note(view, now_ms)}"),
     ]
     if view.holder is not None:
-        rows.append(("holder", f"{_plain(view.holder.id)}.{_plain(view.holder.lifecycleUid)}"))
+        rows.append(("holder", f"{view.holder.id}.{view.holder.lifecycleUid}"))
     if view.settled_at_ms is not None:
         rows.append(("settled", show_instant(view.settled_at_ms)))
     if view.settled_holder is not None:
         by = view.settled_holder
-        rows.append(("resumed by", f"{_plain(by.id)}.{_plain(by.lifecycleUid)}"))
+        rows.append(("resumed by", f"{by.id}.{by.lifecycleUid}"))
     return rows
 
 
@@ -96,7 +97,6 @@ def _due(view: CheckpointView, now_ms: int) -> str:
     return f"in {show_duration(ahead)}" if ahead >= 0 else f"{show_duration(-ahead)} ago"
 
 
-def _plain(value: object) -> str:
-    """Text from elsewhere, without anything a terminal would obey."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+def _words(value: object) -> str:
+    """A value from elsewhere: words as they are, anything else as JSON."""
+    return value if isinstance(value, str) else escaped(json.dumps(value, ensure_ascii=False))

@@ -84,7 +84,7 @@ class Ruled:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What asking for a seat led to.
+    """What asking for a seat led to; true only if there was one.
 
     Attributes:
         grant: The seat; ``None`` if there was none.
@@ -95,6 +95,10 @@ class Admitted:
     grant: Grant | None
     blocks: tuple[Block, ...]
     result: Result
+
+    def __bool__(self) -> bool:
+        """Whether a seat was given."""
+        return self.grant is not None
 
 
 class Admission:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.caps import (
@@ -58,19 +58,25 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """Whether one send may begin, and until when.
+    """Whether one send may begin, and until when; true only while it may.
 
     Attributes:
         allowed: Whether it may; any doubt says no.
         reason: Why not; empty if it may.
         ends_at_s: When the permit ends, on the clock of ``time.monotonic``.
         result: The whole result; ``None`` if none came.
+        monotonic: The clock that the permit is counted on.
     """
 
     allowed: bool
     reason: str
     ends_at_s: float = 0.0
     result: Result | None = None
+    monotonic: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        """Whether the send may begin now: it was allowed, and the permit has not run out."""
+        return self.allowed and self.monotonic() < self.ends_at_s
 
 
 class Caps:
@@ -141,7 +147,8 @@ class Caps:
     ) -> Authorization:
         """Ask whether one action may be sent now.
 
-        A refusal, an answer that does not come and one that comes too late all say no. A permit
+        A refusal, an answer that does not come and one that comes too late all say no, and are
+        false: ``if await client.cap.authorize(…):`` is a question rightly asked. A permit
         counts from before the command was published, whatever was sent again since.
 
         Raises:
@@ -160,7 +167,7 @@ class Caps:
         ends_at_s = began + Permit.from_object(result.data).valid_for_ms / 1000
         if ends_at_s <= self._monotonic():
             return Authorization(False, PERMIT_LAPSED, result=result)
-        return Authorization(True, "", ends_at_s, result)
+        return Authorization(True, "", ends_at_s, result, self._monotonic)
 
     async def revoke(
         self,

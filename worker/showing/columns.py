@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from worker.showing.text import visible
+
 NARROWEST: Final = 24
 """Columns of a terminal below which text is not wrapped: a word a line reads worse."""
 
@@ -15,9 +17,13 @@ BELOW: Final = "    "
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned columns; the last one is wrapped where a terminal ends."""
+    """Rows as aligned columns; the last one is wrapped where a terminal ends.
+
+    Whatever a cell holds that would not be seen is shown as a mark.
+    """
     if not rows:
         return []
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = _widths(rows)
     lines: list[str] = []
     for row in rows:

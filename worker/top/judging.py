@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from worker.showing.text import visible
 from worker.top.look import Look
 from worker.top.tables import short
 
@@ -20,7 +21,8 @@ def warnings(look: Look, now_ms: int) -> list[str]:
         look: What was seen.
         now_ms: The worker's clock now.
     """
-    return [*_workers(look), *_ledger(look), *_checkpoints(look, now_ms), *_seats(look, now_ms)]
+    found = (_workers(look), _ledger(look), _checkpoints(look, now_ms), _seats(look, now_ms))
+    return [visible(sentence) for sentences in found for sentence in sentences]
 
 
 def _workers(look: Look) -> Iterator[str]:

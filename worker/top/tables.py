@@ -7,6 +7,7 @@ from typing import Final, Literal
 from schemas.admission import ACTIVE, DEBT, STARTS, PolicyView
 from schemas.caps import REVOKED, ListedCap
 from worker.showing.instants import show_duration
+from worker.showing.text import visible
 from worker.showing.words import BLOCKS
 from worker.top.look import Look, Rates
 
@@ -62,8 +63,8 @@ def checkpoints(look: Look, now_ms: int) -> Section:
     for one in look.waiting:
         left_ms = one.view.deadline_at_ms - now_ms
         tone: Tone = "bad" if left_ms < 0 else "warn" if left_ms < SOON_MS else ""
-        holder = plain(one.view.holder.id) if one.view.holder else "-"
-        title = plain(one.title) or "-"
+        holder = visible(one.view.holder.id) if one.view.holder else "-"
+        title = visible(one.title) or "-"
         cells = (countdown(left_ms), one.view.endpoint, one.view.token, holder, title)
         rows.append(Row(cells, tone))
     count = f"{len(look.waiting)}{'+' if look.more_waiting else ''} waiting"
@@ -93,20 +94,20 @@ def seats(look: Look, now_ms: int) -> Section:
     """Seats and queue by provider and agent, with what keeps turns waiting."""
     shares: defaultdict[tuple[str, str], _Share] = defaultdict(_Share)
     for seat in look.seats:
-        share = shares[plain(seat.provider), plain(seat.agent_id)]
+        share = shares[seat.provider, seat.agent_id]
         share.starting += seat.state in STARTS
         share.active += seat.state == ACTIVE
         share.debt += seat.state in DEBT
     for turn in look.queue.turns if look.queue is not None else ():
-        share = shares[plain(turn.provider), plain(turn.agent_id)]
+        share = shares[turn.provider, turn.agent_id]
         share.queued += 1
         share.longest_ms = max(share.longest_ms, turn.waited_ms or 0)
         share.blocks |= set(turn.blocks)
     rows = [
         Row(
             (
-                provider,
-                agent,
+                visible(provider),
+                visible(agent),
                 *map(_count, (share.starting, share.active, share.debt, share.queued)),
                 short(share.longest_ms) if share.queued else "-",
                 ", ".join(sorted(share.blocks)) or ("order" if share.queued else "-"),
@@ -142,7 +143,7 @@ def active_caps(look: Look, now_ms: int) -> Section:
     rows = [
         Row(
             (
-                plain(one.cap.user),
+                one.cap.user,
                 str(one.cap.cap),
                 countdown(one.cap.expires_at_ms - now_ms),
                 "authorises nothing: bumped" if one.stopped else "",
@@ -167,7 +168,7 @@ def ended_caps(look: Look, now_ms: int) -> Section:
     rows = tuple(
         Row(
             (
-                plain(one.cap.user),
+                one.cap.user,
                 str(one.cap.cap),
                 f"{short(now_ms - (one.cap.ended_at_ms or now_ms))} ago",
                 _end(one),
@@ -262,11 +263,6 @@ def countdown(left_ms: int) -> str:
 def short(ms: int) -> str:
     """A duration without fractions of a second."""
     return show_duration(max(0, ms) // 1000 * 1000) if ms >= 1000 else "0s"
-
-
-def plain(text: str) -> str:
-    """Text from elsewhere, on one line and without anything a terminal would obey."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _count(number: int) -> str:
