@@ -16,9 +16,13 @@ DESCRIPTION: Final = "Description"
 
 MSG_ID: Final = "Nats-Msg-Id"
 STORED_IN: Final = "Nats-Stream"
-"""On a message that a stream was asked for: the stream; never on one that is heard as it is said.
+"""On a message that the broker repeats or reads back: the stream that holds it."""
 
-Whoever asks chooses where the answer goes, also onto a subject that somebody else listens to.
+STORED_ON: Final = "Nats-Subject"
+"""On such a message: the subject under which it is stored.
+
+Whoever has a message read back chooses where the answer goes, also onto a subject that somebody
+else listens to. So what is heard is believed only on the very subject it is stored under.
 """
 
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"

@@ -20,6 +20,10 @@ from schemas.names import Names
 PLANES: Final = frozenset({"cp", "adm", "cap", "sys"})
 TIMER_KINDS: Final = frozenset({"schedule", "armed", "fire", "cancel"})
 OWN_EPOCH: Final = "0"
+HEARD: Final = "heard"
+"""Family under which the workers' account lets out what is stored: ``<prefix>.heard.res.…``; the
+clients' account hears it as ``<prefix>.res.…``."""
+
 UNKNOWN_SPEAKER: Final = "_"
 """Stands where a command's speaker did not parse: its result goes to ``res._.invalid.<id>``."""
 
@@ -190,6 +194,13 @@ def result(names: Names, speaker: Speaker | None, plane: str, verb: str, result_
     _check("plane", plane in PLANES)
     shown = verb if tokens.is_verb(verb) else INVALID_VERB
     return f"{names.prefix}.res.{speaker.principal}.{speaker.uid}.{plane}.{shown}.{result_id}"
+
+
+def let_out(names: Names, subject: str) -> str:
+    """Where the workers' account lets clients hear what belongs on ``subject``."""
+    head = f"{names.prefix}."
+    _check("subject", subject.startswith(head))
+    return f"{head}{HEARD}.{subject.removeprefix(head)}"
 
 
 def parse_result(names: Names, subject: str) -> Addressed | None:

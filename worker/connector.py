@@ -36,6 +36,7 @@ from worker.bus.subscription import Msg, Subscription
 from worker.client import Client
 from worker.client.admission import Admission
 from worker.client.errors import Refused
+from worker.client.hearing import is_stored
 from worker.errors import TidegateError
 from worker.evidence.identity import identify
 from worker.evidence.procfs import NoEvidence
@@ -267,6 +268,8 @@ class Connector:
             await asyncio.sleep(BEAT_S)
 
     async def _on_grant(self, msg: Msg) -> None:
+        if not is_stored(self._client.names, msg):
+            return
         try:
             grant = views.Grant.from_bytes(msg.data).heard_with(msg.headers)
         except BadInput as bad:

@@ -64,7 +64,8 @@ async def check_space(
         conn: A connection in the workers' account.
         names: The space.
         settings: The settings.
-        may_create: Whether a space of which nothing exists is made; an embedded broker's is.
+        may_create: Whether a space of which nothing exists is made, and one of an earlier version
+            is brought up to date; an embedded broker's is.
 
     Raises:
         StartRefused: Something is missing or could lose data, or it is another space.
@@ -89,6 +90,8 @@ async def check_space(
             f"its id is {', '.join(sorted(survey.space_ids))}, not {known}"
         )
     differences = await topology.refuse_danger(known)
+    if may_create:
+        await topology.let_out_results()
     for difference in differences:
         log.info("stream_differs", space=names.space, difference=str(difference))
     made = await topology.remake_durables()

@@ -164,6 +164,13 @@ async def test_a_stream_that_is_gone(space: Space) -> None:
         ),
         ("cmd_stream", {"max_age": 600_000_000_000}, Severity.DANGER, "max_age is 600 s"),
         ("res_stream", {"allow_atomic": False}, Severity.WARNING, "allow_atomic is off"),
+        ("res_stream", {"republish": None}, Severity.WARNING, "nobody hears what is stored"),
+        (
+            "res_stream",
+            {"republish": {"src": ">", "dest": "elsewhere.>", "headers_only": True}},
+            Severity.WARNING,
+            "republish is > on elsewhere.>, headers only",
+        ),
         ("res_stream", {"max_age": 7_200_000_000_000}, Severity.WARNING, "7200 s"),
     ],
 )

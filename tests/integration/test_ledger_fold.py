@@ -162,7 +162,7 @@ async def test_live_callers_are_told_at_once_and_nothing_of_it_is_stored(space: 
         async def receive(msg: Msg) -> None:
             told.append((msg.subject, json.loads(msg.data), msg.headers))
 
-        await log.js.connection.subscribe(f"{space.names.prefix}.res.>", receive)
+        await log.js.connection.subscribe(f"{space.names.prefix}.{subjects.HEARD}.res.>", receive)
         (first,) = await log.publish(log.command("reserve", "u1"))
         await one.until(lambda: one.ledger.status()["halted"] == "clock-behind")
         began = time.monotonic()
@@ -174,7 +174,10 @@ async def test_live_callers_are_told_at_once_and_nothing_of_it_is_stored(space: 
         assert time.monotonic() - began < 2
         (subject, body, carried) = next(t for t in told if t[0].endswith(f"1-{seq}"))
         assert carried.single(headers.TRACEPARENT) == trace
-        assert subject == f"{space.names.prefix}.res.alice.{UID}.cap.authorize.1-{seq}"
+        assert (
+            subject
+            == f"{space.names.prefix}.{subjects.HEARD}.res.alice.{UID}.cap.authorize.1-{seq}"
+        )
         error = body["error"]
         assert isinstance(error, dict)
         assert (error["code"], error["retryable"]) == ("unavailable", True)

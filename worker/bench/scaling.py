@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from schemas import headers as h
 from schemas import subjects
 from schemas.admission import Grant
 from schemas.strict_json import JsonObject
@@ -16,6 +15,7 @@ from worker.bench.load import measured
 from worker.bus.subscription import Msg
 from worker.client import Client
 from worker.client.admission import Fence
+from worker.client.hearing import is_stored
 
 FEWEST_TIMERS: Final = 1_000
 FEWEST_TURNS: Final = 100
@@ -175,5 +175,5 @@ class _Seats:
         await self._client.adm.abandon(fence, "cancelled")
 
     async def _on_grant(self, msg: Msg) -> None:
-        if h.STORED_IN not in msg.headers:
+        if is_stored(self._client.names, msg):
             self._granted.put_nowait(Grant.from_bytes(msg.data))

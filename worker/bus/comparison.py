@@ -130,6 +130,9 @@ def _stream_differences(
         yield _difference(
             Severity.DANGER, f"{name}.persist_mode", "default", actual["persist_mode"]
         )
+    if planned.get("republish") != (actual.get("republish") or None):
+        want, have = _repeats(planned), _repeats(actual)
+        yield _difference(Severity.HARMLESS, f"{name}.republish", want, have)
     yield from _limit_differences(name, planned, actual)
     for key in _OPTIONAL:
         if key in planned and planned[key] != actual.get(key, False):
@@ -177,6 +180,14 @@ def _identity_differences(
     if found != replicas:
         severity = Severity.DANGER if found < replicas else Severity.HARMLESS
         yield _difference(severity, f"{name}.num_replicas", replicas, found)
+
+
+def _repeats(config: Mapping[str, Any]) -> str:
+    republish = config.get("republish")
+    if not republish:
+        return "off"
+    what = ", headers only" if republish.get("headers_only") else ""
+    return f"{republish.get('src')} on {republish.get('dest')}{what}"
 
 
 def _seconds(age_ns: int) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from schemas.subjects import HEARD
+
 WORKER_ACCOUNT: Final = "W"
 CLIENT_ACCOUNT: Final = "C"
 WORKER_USER: Final = "worker"
@@ -70,10 +72,15 @@ class Space:
         )
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        """Subjects that clients may listen to."""
+    def streams(self) -> tuple[tuple[str, str], ...]:
+        """What clients may listen to: its subject in ``W``, and the one it is heard on in ``C``.
+
+        They are two, so that nobody hears a message before it is stored: ``W`` lets out only what
+        the stream of results repeats.
+        """
         prefix = f"{self.root}.{self.space}"
-        return (f"{prefix}.res.>", f"{prefix}.grant.>", f"{prefix}.fact.>")
+        families = ("res", "grant", "fact")
+        return tuple((f"{prefix}.{HEARD}.{one}.>", f"{prefix}.{one}.>") for one in families)
 
     @property
     def beats(self) -> str:
@@ -172,12 +179,12 @@ def _account(
     for space in spaces:
         if worker:
             exports += [f"{{ service: {_quote(subject)} }}" for subject in space.services]
-            exports += [f"{{ stream: {_quote(subject)} }}" for subject in space.streams]
+            exports += [f"{{ stream: {_quote(said)} }}" for said, _ in space.streams]
             imports.append(_import("stream", other, space.beats))
         else:
             exports.append(f"{{ stream: {_quote(space.beats)} }}")
             imports += [_import("service", other, subject) for subject in space.services]
-            imports += [_import("stream", other, subject) for subject in space.streams]
+            imports += [_import("stream", other, said, heard) for said, heard in space.streams]
     lines = [f"  {name} {{"]
     if worker:
         lines.append("    jetstream: enabled")
@@ -197,8 +204,9 @@ def _block(name: str, items: list[str]) -> list[str]:
     return [f"    {name} = [", *(f"      {item}" for item in items), "    ]"]
 
 
-def _import(kind: str, account: str, subject: str) -> str:
-    return f"{{ {kind}: {{ account: {account}, subject: {_quote(subject)} }} }}"
+def _import(kind: str, account: str, subject: str, to: str | None = None) -> str:
+    mapped = "" if to is None else f", to: {_quote(to)}"
+    return f"{{ {kind}: {{ account: {account}, subject: {_quote(subject)} }}{mapped} }}"
 
 
 def _jetstream(settings: list[str], extra: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.names import Names, kv_stream, object_stream
+from schemas.subjects import HEARD
 
 NS_PER_MS: Final = 1_000_000
 DAY_MS: Final = 24 * 3600 * 1000
@@ -60,6 +61,9 @@ def stream_configs(names: Names, settings: TopologySettings, space_id: str) -> l
             "max_age": settings.res_max_age_ms * NS_PER_MS,
             "allow_atomic": True,
             "allow_direct": True,
+            # Listeners hear the repetition, which the broker makes of what it has stored: with
+            # three servers, of what a majority of them has.
+            "republish": {"src": f"{prefix}.>", "dest": f"{prefix}.{HEARD}.>"},
         },
         {
             "name": names.ept_stream,

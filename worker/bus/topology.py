@@ -211,6 +211,13 @@ class SpaceTopology:
             )
         return differences
 
+    async def let_out_results(self) -> None:
+        """Have the stream of results repeat what it stores, if it was made before they did."""
+        config = next(c for c in self._plan("") if c["name"] == self._names.res_stream)
+        actual = (await self._js.stream_info(self._names.res_stream)).config
+        if actual.get("republish") != config["republish"]:
+            await self._js.stream_update({**actual, "republish": config["republish"]})
+
     async def remake_durables(self) -> list[str]:
         """Make durables that vanished; returns their names."""
         made = []

@@ -19,6 +19,7 @@ from schemas.roles import (
     VERB_ROLES,
     Role,
 )
+from schemas.subjects import HEARD
 from schemas.tokens import endpoint_to_wire
 from worker.bus import conf
 
@@ -224,6 +225,8 @@ def _worker_publishes(names: Names) -> Iterator[str]:
     prefix = names.prefix
     yield f"{prefix}.cmd.*.*.sys.>"
     yield from (f"{prefix}.{family}.>" for family in ("res", "grant", "fact"))
+    # For callers whose command has to wait; whatever else is heard there the broker repeats.
+    yield f"{prefix}.{HEARD}.res.>"
     yield from (f"{prefix}.ept.*.*.*.*.{kind}" for kind in ("armed", "cancel"))
     yield f"{prefix}.epf.*.cp.*"
     yield f"{prefix}.hb.*.*"

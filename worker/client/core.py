@@ -32,6 +32,7 @@ from worker.client.admission import Admission
 from worker.client.caps import Caps
 from worker.client.checkpoints import Checkpoints
 from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
+from worker.client.hearing import is_put_off, is_stored
 from worker.client.pending import Pending, Waiting, epoch_of
 
 JUDGED_ANEW: Final = frozenset({("cap", "authorize")})
@@ -375,15 +376,16 @@ class Client:
             return None
 
     async def _on_result(self, msg: Msg) -> None:
-        if h.STORED_IN in msg.headers:
-            return  # read back by somebody who chose our subject for the answer
+        stored = is_stored(self.names, msg)
         kind = msg.subject.rsplit(".", 2)[-2]
         try:
             if kind == LEASE_LOST:
-                if self._on_lost is not None:
+                if self._on_lost is not None and stored:
                     self._on_lost(LeaseLost.from_bytes(msg.data).heard_with(msg.headers))
                 return
             result = Result.parse(msg.data).heard_with(msg.headers)
+            if not stored and not is_put_off(result):
+                return
         except BadInput as bad:
             log.warning("result_not_understood", subject=msg.subject, reason=bad.reason)
             return

@@ -74,6 +74,14 @@ def _judge_one(names: Names, settings: Settings, survey: Survey, one: Difference
         cure = _durable_cure(names, settings, stream, durable)
     else:
         cure = _stream_cure(names, settings, survey, stream, setting)
+    if setting == "republish":
+        return warning(
+            Check.STREAM_SETTINGS,
+            str(one),
+            "nobody hears what is stored: results and seats are found by asking, seconds late, and "
+            "facts only by reading them back",
+            cure,
+        )
     if one.severity is Severity.HARMLESS:
         return warning(
             Check.STREAM_SETTINGS,

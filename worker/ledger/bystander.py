@@ -1,9 +1,9 @@
 """Tells live callers at once when their command will have to wait.
 
 While the fold stands still or is far behind, a caller would wait in vain. It gets ``unavailable``
-on its result's subject, as a message that no stream keeps: the command stays in the log, its real
-result comes when it is folded, and until then whoever asked for an authorization has been refused
-(DESIGN section 5).
+where it listens for its result, said past the stream, so nothing keeps it: the command stays in the
+log, its real result comes when it is folded, and until then whoever asked for an authorization has
+been refused (DESIGN section 5).
 """
 
 import asyncio
@@ -22,9 +22,6 @@ from worker.bus.messages import StoredMessage
 from worker.bus.reader import LogReader
 from worker.ledger.runner import Runner
 from worker.ledger.watch import LogWatch
-
-UNSTORED: Final = {headers.EXPECTED_STREAM: "none-of-them"}
-"""A header with which no stream keeps a message, while subscribers still get it."""
 
 LIVE_MS: Final = 5_000
 """A caller is taken to wait for so long."""
@@ -114,7 +111,8 @@ class Bystander:
         )
         subject = subjects.result(names, command.speaker, command.plane, command.verb, result_id)
         trace = envelope.traceparent_of(message.headers)
-        carried = UNSTORED if trace is None else {**UNSTORED, headers.TRACEPARENT: trace}
-        await self._js.connection.publish(subject, strict_json.dumps(result), headers=carried)
+        carried = None if trace is None else {headers.TRACEPARENT: trace}
+        heard = subjects.let_out(names, subject)
+        await self._js.connection.publish(heard, strict_json.dumps(result), headers=carried)
         self.told += 1
         metrics.TOLD_UNAVAILABLE.inc()

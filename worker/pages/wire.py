@@ -93,9 +93,10 @@ _HEADERS: Final = (
         "acknowledgement is recognised.",
     ),
     (
-        headers.STORED_IN,
-        "the broker's, on what was read from a stream",
-        "A live message never has it. Drop a live result, grant or fact that does.",
+        f"{headers.STORED_IN}`, `{headers.STORED_ON}",
+        "the broker's, on what a stream has stored",
+        "Where it is stored. Believe a result, grant or fact that you hear only if the second is "
+        "the subject you heard it on; without them, only a result that says `unavailable`.",
     ),
     (
         headers.SCHEDULER,

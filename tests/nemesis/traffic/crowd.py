@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from schemas import headers as h
 from schemas import strict_json
 from schemas.codes import BadInput
 from tests.nemesis.arena.arena import Arena
@@ -18,6 +17,7 @@ from tests.nemesis.traffic.turns import Connector, Operator
 from worker.bus.connection import Connection
 from worker.bus.errors import BusError
 from worker.bus.subscription import Msg
+from worker.client.hearing import is_stored
 
 LAST_WORK_S = 15.0
 SHORT_LAST_WORK_S = 3.0
@@ -82,7 +82,7 @@ async def observing(arena: Arena) -> AsyncIterator[None]:
     """Somebody in the clients' account who hears every public fact."""
 
     async def on_fact(msg: Msg) -> None:
-        if h.STORED_IN in msg.headers:
+        if not is_stored(arena.names, msg):
             return  # read back by somebody who chose this subject for the answer
         try:
             body = strict_json.loads(msg.data)
