@@ -26,6 +26,7 @@ else listens to. So what is heard is believed only on the very subject it is sto
 """
 
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQ: Final = "Nats-Expected-Last-Sequence"
 EXPECTED_LAST_SUBJECT_SEQ: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_LAST_SUBJECT_SEQ_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 TTL: Final = "Nats-TTL"

@@ -7,12 +7,18 @@ whose broker was replaced by another one (or whose data directory belongs to ano
 import secrets
 from pathlib import Path
 
+from schemas import headers, subjects
+from schemas.commands.sys import Ruleset
 from schemas.names import Names
-from worker import files, logs
+from schemas.roles import WORKER_PREFIX
+from schemas.subjects import Speaker
+from worker import files, identity, logs
 from worker.bus.connection import Connection
 from worker.bus.jetstream import JetStream
+from worker.bus.messages import Outgoing
 from worker.bus.topology import Difference, SpaceTopology, TopologySettings
 from worker.errors import StartRefused
+from worker.ledger import rulesets
 from worker.settings import Settings
 
 LEDGER_FILE = "ledger.db"
@@ -52,7 +58,7 @@ async def create_space(conn: Connection, names: Names, settings: Settings) -> st
             "restore them; for another broker use another TIDEGATE_DATA_DIR; "
             "or move the file away to begin anew"
         )
-    return await topology.create(secrets.token_hex(16))
+    return await topology.create(secrets.token_hex(16), _first_command(names))
 
 
 async def check_space(
@@ -80,9 +86,9 @@ async def check_space(
         survey_id = await create_space(conn, names, settings)
         _remember(settings.data_dir, names.space, survey_id)
         return
-    if may_create and not survey.complete and survey.untouched and known is None:
+    if may_create and not survey.complete and survey.untouched(names) and known is None:
         # Our own setup was interrupted before anything was stored.
-        await topology.create(secrets.token_hex(16))
+        await topology.create(secrets.token_hex(16), _first_command(names))
         survey = await topology.survey()
     if known is not None and survey.space_ids and survey.space_ids != {known}:
         raise StartRefused(
@@ -112,6 +118,14 @@ async def verify_space(conn: Connection, names: Names, settings: Settings) -> li
     if not (await topology.survey()).found:
         raise StartRefused(_nothing_there(names.space, None))
     return await topology.verify(_remembered(settings.data_dir, names.space))
+
+
+def _first_command(names: Names) -> Outgoing:
+    """What a new log begins with: the newest ruleset, so that an older worker refuses it."""
+    body = Ruleset(v=1, version=rulesets.NEWEST)
+    speaker = Speaker(WORKER_PREFIX, identity.new_uid())
+    subject = subjects.command(names, speaker, body.PLANE, body.VERB)
+    return Outgoing(subject, body.to_bytes(), {headers.COMMAND: identity.new_uid()})
 
 
 def _nothing_there(space: str, known: str | None) -> str:

@@ -20,8 +20,9 @@ from worker.bus.follow import FilteredReader
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import Outgoing, StoredMessage
 from worker.ledger import digest, store
-from worker.ledger.fold import KNOWN_RULESETS, Fold
+from worker.ledger.fold import Fold
 from worker.ledger.plane import Plane
+from worker.ledger.rulesets import KNOWN
 from worker.ledger.service import LedgerPlane
 
 UID = "c" * 26
@@ -137,7 +138,7 @@ async def folding(
     data_dir: Path | None = None,
     *,
     planes: Sequence[Plane] = (HOLDS,),
-    rulesets: frozenset[int] = KNOWN_RULESETS,
+    rulesets: frozenset[int] = KNOWN,
     wall_ms: Callable[[], int] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:

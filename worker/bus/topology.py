@@ -5,17 +5,19 @@ gap to be filled: a fresh stream would answer "absent" to questions whose answer
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from schemas import headers
 from schemas.names import Names
 from worker import logs
 from worker.bus.comparison import Difference, Severity, compare_durable, compare_stream
 from worker.bus.connection import Connection
-from worker.bus.errors import ConsumerMissing, JetStreamMissing, StreamMissing, Unavailable
+from worker.bus.errors import CasLost, ConsumerMissing, JetStreamMissing, StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import StreamInfo
+from worker.bus.messages import Outgoing, StreamInfo
 from worker.bus.plan import (
     SPACE_ID_KEY,
     Config,
@@ -62,10 +64,10 @@ class Survey:
         """Whether every stream exists."""
         return not self.missing
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nothing was ever stored in any of them."""
-        return all(info.last_seq == 0 for info in self.found.values())
+    def untouched(self, names: Names) -> bool:
+        """Whether nothing was ever stored in any of them but the log's first command."""
+        first = {names.log_stream: 1}
+        return all(info.last_seq <= first.get(name, 0) for name, info in self.found.items())
 
     def atomic(self, stream: str) -> bool:
         """Whether a stream takes atomic batches."""
@@ -124,7 +126,7 @@ class SpaceTopology:
             frozenset(str(id_) for id_ in ids if id_ is not None),
         )
 
-    async def create(self, space_id: str) -> str:
+    async def create(self, space_id: str, first: Outgoing | None = None) -> str:
         """Make everything; only for a space that does not exist.
 
         A creation that was interrupted may be repeated: streams that were never written to and
@@ -132,6 +134,7 @@ class SpaceTopology:
 
         Args:
             space_id: Fresh random id, stamped on every stream.
+            first: The first command of the log, stored before any other can be.
 
         Returns:
             The id in effect.
@@ -142,13 +145,15 @@ class SpaceTopology:
         """
         survey = await self.survey()
         if survey.found:
-            if survey.complete or not survey.untouched or len(survey.space_ids) != 1:
+            if survey.complete or not survey.untouched(self._names) or len(survey.space_ids) != 1:
                 shown = ", ".join(sorted(survey.found))
                 raise StartRefused(f"the space {self._names.space!r} exists already: {shown}")
             (space_id,) = survey.space_ids
         for config in self._plan(space_id):
             if config["name"] not in survey.found:
                 await self._js.stream_create(config)
+            if first is not None and config["name"] == self._names.log_stream:
+                await self._begin(first)
         for durable, config in self._durables().items():
             await self._js.consumer_create(stream_of(self._names, durable), config)
         dangers = [d for d in await self.verify(space_id) if d.severity is Severity.DANGER]
@@ -229,6 +234,12 @@ class SpaceTopology:
                 await self._js.consumer_create(stream, config)
                 made.append(durable)
         return made
+
+    async def _begin(self, first: Outgoing) -> None:
+        expected = {**(first.headers or {}), headers.EXPECTED_LAST_SEQ: "0"}
+        # Lost: a creation before this one stored it, and was interrupted.
+        with contextlib.suppress(CasLost):
+            await self._js.publish(first.subject, first.data, headers=expected)
 
     def _plan(self, space_id: str) -> list[Config]:
         return stream_configs(self._names, self._settings, space_id)

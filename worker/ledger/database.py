@@ -15,8 +15,9 @@ import aiosqlite
 
 from schemas.names import Names
 from worker.ledger import store
-from worker.ledger.fold import KNOWN_RULESETS, Fold, State
+from worker.ledger.fold import Fold, State
 from worker.ledger.plane import Plane
+from worker.ledger.rulesets import KNOWN
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Database:
         names: Names,
         planes: Sequence[Plane],
         *,
-        rulesets: frozenset[int] = KNOWN_RULESETS,
+        rulesets: frozenset[int] = KNOWN,
         busy_ms: int = 1_000,
     ) -> Self:
         """Open, prove and load the file, in a thread of its own.

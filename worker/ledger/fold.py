@@ -28,12 +28,9 @@ from worker.ledger import memory, system
 from worker.ledger.errors import FoldFailed, LedgerError, LogGap, StorageFull
 from worker.ledger.marks import LogMarks
 from worker.ledger.plane import Plane
-from worker.ledger.store import FIRST_RULESET
+from worker.ledger.rulesets import KNOWN
 from worker.ledger.system import Stop
 from worker.ledger.tx import Kind, Outbox, OutRow, Tx
-
-KNOWN_RULESETS: Final = frozenset({FIRST_RULESET})
-"""Rulesets this version can fold under."""
 
 DERIVED_PREFIX: Final = "derived-"
 """Begins the id of a command that brought none; a client may only ask again with such an id."""
@@ -138,7 +135,7 @@ class Fold:
         names: Names,
         planes: Sequence[Plane],
         *,
-        rulesets: frozenset[int] = KNOWN_RULESETS,
+        rulesets: frozenset[int] = KNOWN,
     ) -> None:
         self._db = db
         self._names = names

@@ -18,7 +18,7 @@ from worker.bus.errors import BusError, GapError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
 from worker.bus.reader import LogReader
-from worker.ledger import regression, store
+from worker.ledger import regression, rulesets, store
 from worker.ledger.database import Database
 from worker.ledger.errors import BehindLog, FoldFailed, LedgerError, Regressed, StorageFull
 from worker.ledger.fold import Batch
@@ -123,7 +123,7 @@ class Runner:
         self._reading: asyncio.Task[None] | None = None
         self._next = 1
         self.res_max_age_ms = 0
-        self.position = Position(1, 0, 0, store.NO_CHAIN, store.FIRST_RULESET, None)
+        self.position = Position(1, 0, 0, store.NO_CHAIN, rulesets.FIRST, None)
         self.trouble: Trouble | None = None
         self.moved = asyncio.Condition()
 

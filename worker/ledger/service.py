@@ -25,7 +25,6 @@ from worker.ledger.bystander import Bystander
 from worker.ledger.control import Control
 from worker.ledger.database import Database
 from worker.ledger.errors import BehindLog, Diverged, Regressed
-from worker.ledger.fold import KNOWN_RULESETS
 from worker.ledger.keeper import Keeper
 from worker.ledger.lease import Lease
 from worker.ledger.operations import Operations
@@ -35,6 +34,7 @@ from worker.ledger.publisher import Publisher
 from worker.ledger.questions import Questions
 from worker.ledger.recovery import Recovery
 from worker.ledger.regression import MetRebase
+from worker.ledger.rulesets import KNOWN
 from worker.ledger.runner import Runner
 from worker.ledger.snapshots import Snapshots
 from worker.ledger.space_key import SpaceKey
@@ -82,7 +82,7 @@ class LedgerPlane:
         replica: str,
         *,
         planes: Sequence[Plane],
-        rulesets: frozenset[int] = KNOWN_RULESETS,
+        rulesets: frozenset[int] = KNOWN,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,

@@ -13,6 +13,7 @@ from typing import Final
 
 from schemas.names import Names
 from worker.errors import TidegateError
+from worker.ledger import rulesets
 from worker.ledger.errors import FileLocked, FileRefused, StorageFull
 from worker.ledger.inspection import differences, integrity_faults, read_shape, statements
 from worker.ledger.plane import Plane
@@ -22,9 +23,6 @@ APPLICATION_ID: Final = 0x54644774
 
 MIGRATIONS: Final[tuple[str, ...]] = ()
 """SQL that takes a file of schema version ``n + 1`` to ``n + 2``, at index ``n``."""
-
-FIRST_RULESET: Final = 2
-"""The ruleset that a new log begins under (spec/caps.md, constants)."""
 
 NO_CHAIN: Final = "0" * 64
 """The chain value before the first result."""
@@ -209,7 +207,7 @@ def _create(db: sqlite3.Connection, names: Names, planes: Sequence[Plane]) -> No
         db.execute(statement)
     db.execute(
         "INSERT INTO fold VALUES (1, ?, ?, 1, 0, 0, ?, ?, 0)",
-        (names.root, names.space, NO_CHAIN, FIRST_RULESET),
+        (names.root, names.space, NO_CHAIN, rulesets.FIRST),
     )
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {schema_version()}")

@@ -10,8 +10,9 @@ from schemas import headers, strict_json, subjects
 from schemas.names import Names
 from schemas.subjects import Speaker
 from worker.ledger import digest, store
-from worker.ledger.fold import KNOWN_RULESETS, Batch, Fold
+from worker.ledger.fold import Batch, Fold
 from worker.ledger.plane import Plane
+from worker.ledger.rulesets import KNOWN, NEWEST
 from worker.ledger.tx import Kind, OutRow
 
 NAMES = Names("tidegate", "test")
@@ -38,6 +39,8 @@ class FoldDriver:
     Attributes:
         path: The file.
         planes: Planes to fold.
+        rulesets: Rulesets it can fold under.
+        ruleset: In force at the first command, as if the log had activated it before.
         said: Every outbox row so far, in order, less results.
         log: Every message fed so far, to replay it elsewhere.
     """
@@ -45,7 +48,8 @@ class FoldDriver:
     path: Path
     planes: Sequence[Plane]
     names: Names = NAMES
-    rulesets: frozenset[int] = KNOWN_RULESETS
+    rulesets: frozenset[int] = KNOWN
+    ruleset: int = NEWEST
     said: list[OutRow] = field(default_factory=list)
     log: list[Logged] = field(default_factory=list)
 
@@ -55,6 +59,7 @@ class FoldDriver:
     def open(self) -> None:
         """Open the file, as a worker that starts does."""
         self.db = store.open_ledger(self.path, self.names, self.planes)
+        self.db.execute("UPDATE fold SET ruleset = ? WHERE ordinal = 0", (self.ruleset,))
         self.fold = Fold(self.db, self.names, self.planes, rulesets=self.rulesets)
 
     def close(self) -> None:
