@@ -43,10 +43,13 @@ class _Sink:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._reader = _Reader.of(stream)
         self.lost = 0
 
     def write(self, text: str) -> int:
+        # A field may hold what a stranger chose, and a lone surrogate is in no encoding.
+        text = text.encode(self._encoding, "backslashreplace").decode(self._encoding)
         try:
             if self._reader is None:
                 return self._stream.write(text)

@@ -209,6 +209,17 @@ async def test_stream_info_tells_state_and_subjects(place: Place) -> None:
     assert info.created
 
 
+async def test_subjects_that_are_one_in_json_end_the_list_of_them(place: Place) -> None:
+    for tail in ("\udcfe", "\udcff", "z"):
+        await place.js.publish(place.subject(tail), b"")
+    async with asyncio.timeout(10):
+        info = await place.js.stream_info(place.stream, subjects_filter=place.subject("*"))
+    assert set(info.subjects) == {place.subject("\ufffd"), place.subject("z")}
+    pages = [page async for page in place.js.subject_pages(place.stream, place.subject("*"))]
+    assert sorted(pages[0]) == [place.subject("z"), place.subject("\ufffd")]
+    assert len(pages) == 1
+
+
 async def test_purging_by_sequence_keeps_what_follows(place: Place) -> None:
     for n in range(10):
         await place.js.publish(place.subject(n), b"")

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
 
 
 class RawSocket:
@@ -28,6 +29,16 @@ class RawSocket:
         await one._round_trip()
         return one
 
+    @classmethod
+    @asynccontextmanager
+    async def held(cls, port: int) -> AsyncIterator[Self]:
+        """Connect until the block ends."""
+        one = await cls.connect(port)
+        try:
+            yield one
+        finally:
+            await one.close()
+
     async def _round_trip(self) -> None:
         self._writer.write(b"PING\r\n")
         while not (await self._line()).startswith(b"PONG"):
@@ -39,9 +50,23 @@ class RawSocket:
         assert not line.startswith(b"-ERR"), line
         return line
 
+    def tell(self, subject: bytes, body: bytes) -> None:
+        """Publish, and want no answer."""
+        self._writer.write(b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body))
+
+    async def ask(self, subject: bytes, body: bytes, *, reply: bytes = b"_INBOX.raw") -> Any:
+        """Ask, have the answer sent to this very subject, and read it as JSON."""
+        extra = b"" if reply == b"_INBOX.raw" else b"SUB %b 2\r\n" % reply
+        after = b"UNSUB 2\r\n" if extra else b""
+        self._writer.write(b"%bPUB %b %b %d\r\n%b\r\n" % (extra, subject, reply, len(body), body))
+        answer = await self._answer()
+        self._writer.write(after)
+        assert "headers" not in answer or answer["body"], answer
+        return json.loads(answer["body"]) if "headers" in answer else answer
+
     async def publish(
         self, subject: bytes, body: bytes, headers: Sequence[bytes] | None = None
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """Publish with these very header lines; what the stream answers."""
         if headers is None:
             head = b"PUB %s _INBOX.raw %d\r\n" % (subject, len(body))
@@ -52,15 +77,20 @@ class RawSocket:
             head = b"HPUB %s _INBOX.raw %d %d\r\n" % sizes
         self._writer.write(head + block + body + b"\r\n")
         await self._writer.drain()
+        return await self._answer()
+
+    async def _answer(self) -> dict[str, Any]:
         async with asyncio.timeout(10):
             while True:
                 line = await self._line()
                 if line.startswith((b"MSG", b"HMSG")):
-                    size = int(line.split()[-1])
+                    sizes = line.split(b" ")
+                    size = int(sizes[-1])
                     payload = (await self._reader.readexactly(size + 2))[:size]
                     if line.startswith(b"HMSG"):
-                        return {"headers": payload.decode()}
-                    ack: dict[str, object] = json.loads(payload)
+                        split = int(sizes[-2])
+                        return {"headers": payload[:split].decode(), "body": payload[split:]}
+                    ack: dict[str, Any] = json.loads(payload)
                     return ack
                 if line.startswith(b"PING"):
                     self._writer.write(b"PONG\r\n")

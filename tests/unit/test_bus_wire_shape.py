@@ -20,10 +20,8 @@ REPLACED = {
     "_send_ping": ("self", "future"),
     "_send_command": ("self", "cmd", "priority"),
     "_flush_pending": ("self", "force_flush"),
-    "_process_headers": ("self", "headers"),
 }
 CALLED = {
-    "_process_msg": ("self", "sid", "subject", "reply", "data", "headers"),
     "_connect_to_server": ("self", "s"),
     "_process_ping": ("self",),
     "_process_connect_init": ("self",),

@@ -105,6 +105,19 @@ def test_a_sink_that_fails_never_hurts_the_work() -> None:
     logging.getLogger().handlers.clear()
 
 
+def test_a_field_that_no_encoding_holds_is_shown_escaped() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    logs.configure("info", "console", stream)
+    try:
+        logs.get().info("dropped", subject="a\udcff.\u00e9")
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
+    assert b"dropped" in raw.getvalue()
+    assert raw.getvalue().isascii()
+
+
 def test_console_output_is_for_people() -> None:
     stream = io.StringIO()
     logs.configure("info", "console", stream)

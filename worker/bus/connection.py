@@ -16,6 +16,7 @@ from worker import logs
 from worker.bus import dialing
 from worker.bus.errors import BusError, Denied, TooLarge, Unavailable
 from worker.bus.headers import decode, encode
+from worker.bus.octets import to_bytes
 from worker.bus.options import ConnectOptions
 from worker.bus.requests import Answer, Requests
 from worker.bus.subscription import Callback, Mailbox, Msg, Subscription
@@ -25,7 +26,7 @@ DEFAULT_TIMEOUT_MS: Final = 5_000
 _FIRST_SID: Final = 1 << 20
 """Above the numbers that nats-py gives the subscriptions it manages itself."""
 _HOOK_LIMIT_S: Final = 10.0
-_BLANK = re.compile(r"\s")
+_BLANK = re.compile(r"[ \t\r\n]")
 _log = logs.get("tidegate.bus")
 
 ConnectHook = Callable[[WireClient], Awaitable[None]]
@@ -111,7 +112,7 @@ class Connection:
 
     @property
     def client(self) -> WireClient | None:
-        """The nats-py client of the moment, for its micro services; see ``on_connect``."""
+        """The client of the moment; see ``on_connect``."""
         return self._client
 
     @property
@@ -145,10 +146,9 @@ class Connection:
         return self._up.is_set()
 
     async def on_connect(self, hook: ConnectHook) -> None:
-        """Call ``hook`` with the nats-py client now, if connected, and after every connect.
+        """Call ``hook`` with the client now, if connected, and after every connect.
 
-        For what must be made anew on each client, such as a nats-py micro service. What the hook
-        raises is logged.
+        For what must be done anew on each client. What the hook raises is logged.
         """
         self._hooks.append(hook)
         if self._client is not None:
@@ -179,7 +179,7 @@ class Connection:
         """
         client = self._ready(subject, len(header) + len(data))
         token, future = self._requests.begin(subject, timeout_ms)
-        client.send(subject.encode(), self._inbox_bytes + token, header, data)
+        client.send(to_bytes(subject), self._inbox_bytes + token, header, data)
         return future
 
     async def request(
@@ -220,10 +220,10 @@ class Connection:
         for subject, header, data in messages:
             client = self._ready(subject, len(header) + len(data))
         for subject, header, data in messages[:-1]:
-            client.send(subject.encode(), b"", header, data)
+            client.send(to_bytes(subject), b"", header, data)
         subject, header, data = messages[-1]
         token, future = self._requests.begin(subject, timeout_ms)
-        client.send(subject.encode(), self._inbox_bytes + token, header, data)
+        client.send(to_bytes(subject), self._inbox_bytes + token, header, data)
         return future
 
     def send(self, subject: str, header: bytes, data: bytes, reply: str = "") -> None:
@@ -234,7 +234,7 @@ class Connection:
             TooLarge: Headers and data together exceed ``max_payload``.
         """
         client = self._ready(subject, len(header) + len(data))
-        client.send(subject.encode(), reply.encode(), header, data)
+        client.send(to_bytes(subject), to_bytes(reply), header, data)
 
     async def publish(
         self,

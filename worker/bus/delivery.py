@@ -7,6 +7,7 @@ from worker.bus.connection import Connection
 from worker.bus.errors import BusError
 from worker.bus.headers import Headers, decode
 from worker.bus.messages import NS_PER_MS, StoredMessage
+from worker.bus.octets import to_text
 
 ACK_PREFIX: Final = b"$JS.ACK."
 """How the reply subject of every stored message begins, and of nothing else a puller gets."""
@@ -87,8 +88,8 @@ class Delivery:
     ) -> None:
         told = AckReply(reply)
         self._connection = connection
-        self._reply = reply.decode()
-        self.subject = subject.decode("utf-8", "replace")
+        self._reply = to_text(reply)
+        self.subject = to_text(subject)
         self.data = data
         self.headers: Headers = decode(header)
         self.stream = told.stream

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+from worker.bus.octets import to_bytes, to_text
+
 VERSION_LINE: Final = b"NATS/1.0"
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NONE: Final[frozenset[str]] = frozenset()
@@ -54,7 +56,7 @@ def encode_lines(headers: Mapping[str, str]) -> bytes:
     text = "".join([f"{_checked_name(name)}: {value}\r\n" for name, value in headers.items()])
     if text.count("\n") != len(headers) or text.count("\r") != len(headers):
         raise ValueError("a header value holds a line break")
-    return text.encode()
+    return to_bytes(text)
 
 
 def encode(headers: Mapping[str, str] | None) -> bytes:
@@ -69,12 +71,12 @@ def encode(headers: Mapping[str, str] | None) -> bytes:
 def decode(raw: bytes) -> Headers:
     """Read a header block as it came from the wire or out of a stream; never raises.
 
-    Bytes that are not UTF-8 become U+FFFD, a line without a colon is skipped.
+    Bytes that are not UTF-8 become lone surrogates, a line without a colon is skipped.
     """
     found = Headers()
     if not raw:
         return found
-    lines = raw.decode("utf-8", "replace").split("\r\n")
+    lines = to_text(raw).split("\r\n")
     first = lines[0]
     if len(first) > len(VERSION_LINE):
         number, _, text = first[len(VERSION_LINE) :].strip().partition(" ")

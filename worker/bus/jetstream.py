@@ -216,13 +216,11 @@ class JetStream:
         raw = await self.api(f"STREAM.INFO.{stream}", query or None, timeout_ms)
         if subjects_filter is not None:
             subjects = dict(raw["state"].get("subjects") or {})
-            while len(subjects) < int(raw.get("total") or 0):
-                query["offset"] = len(subjects)
+            page = raw
+            while query_next := _next_page(page):
+                query["offset"] = query_next
                 page = await self.api(f"STREAM.INFO.{stream}", query, timeout_ms)
-                more = page["state"].get("subjects") or {}
-                if not more:
-                    break
-                subjects.update(more)
+                subjects.update(page["state"].get("subjects") or {})
             raw["state"]["subjects"] = subjects
         return StreamInfo.parse(raw)
 
@@ -238,12 +236,10 @@ class JetStream:
         while True:
             query = {"subjects_filter": subjects_filter, "offset": offset}
             page = await self.api(f"STREAM.INFO.{stream}", query, 30_000)
-            found = list(page["state"].get("subjects") or {})
-            if not found:
-                return
-            yield found
-            offset += len(found)
-            if offset >= int(page.get("total") or 0):
+            if found := list(page["state"].get("subjects") or {}):
+                yield found
+            offset = _next_page(page)
+            if not offset:
                 return
 
     async def stream_names(self, subject: str | None = None) -> list[str]:
@@ -367,6 +363,16 @@ class JetStream:
             data=base64.b64decode(found.get("data") or ""),
             stream=stream,
         )
+
+
+def _next_page(page: Mapping[str, Any]) -> int:
+    """Where the page of subjects after this one begins; 0 if it was the last.
+
+    By the broker's numbers: subjects that differ only in bytes that are not UTF-8 are one in JSON,
+    so those that came are no count of those that were sent.
+    """
+    end = int(page.get("offset") or 0) + int(page.get("limit") or 0)
+    return end if 0 < end < int(page.get("total") or 0) else 0
 
 
 def parse_ack(body: bytes, subject: str) -> PubAck:

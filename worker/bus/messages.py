@@ -18,7 +18,8 @@ class StoredMessage:
     """One message of a stream.
 
     Attributes:
-        subject: Where it was published.
+        subject: Where it was published, as ``octets.to_text`` reads it. Read at the leader, which
+            answers in JSON, it has U+FFFD for each byte that is not UTF-8.
         seq: Its place in the stream, from 1.
         time_ns: When the broker stored it, in nanoseconds since 1970.
         headers: Its headers.

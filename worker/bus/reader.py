@@ -14,6 +14,7 @@ from worker.bus.errors import BusError, Denied, GapError
 from worker.bus.headers import decode
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import NS_PER_MS, StoredMessage
+from worker.bus.octets import to_text
 from worker.bus.pulling import PullLink
 
 INACTIVE_MS: Final = 30_000
@@ -143,7 +144,7 @@ class StreamReader:
         self._expect(seq, int(parts[6]))
         self.pending = int(parts[8])
         return StoredMessage(
-            subject.decode("utf-8", "replace"),
+            to_text(subject),
             seq,
             int(parts[7]),
             decode(header),

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from worker import logs
 from worker.bus import headers
 from worker.bus.headers import Headers
+from worker.bus.octets import to_bytes, to_text
 from worker.bus.wire import Sink
 
 MAX_PENDING: Final = 65_536
@@ -65,7 +66,7 @@ class Subscription:
     @property
     def command(self) -> bytes:
         """The line that makes it."""
-        return b"SUB %b %b %b\r\n" % (self.subject.encode(), self.queue.encode(), self.sid)
+        return b"SUB %b %b %b\r\n" % (to_bytes(self.subject), to_bytes(self.queue), self.sid)
 
     async def unsubscribe(self) -> None:
         """Receive nothing more; what waits for the callback is dropped."""
@@ -87,7 +88,7 @@ class Mailbox:
         """Take one message; it is the sink of the subscription."""
         if len(self._waiting) >= MAX_PENDING:
             if self._dropped == 0:
-                _log.warning("messages_dropped", subject=subject.decode("utf-8", "replace"))
+                _log.warning("messages_dropped", subject=to_text(subject))
             self._dropped += 1
             return
         self._waiting.append((subject, reply, header, data))
@@ -101,8 +102,8 @@ class Mailbox:
             while self._waiting:
                 subject, reply, header, data = self._waiting.popleft()
                 msg = Msg(
-                    subject.decode("utf-8", "replace"),
-                    reply.decode("utf-8", "replace"),
+                    to_text(subject),
+                    to_text(reply),
                     headers.decode(header),
                     data,
                 )

@@ -2,8 +2,7 @@
 
 Everything that overrides a private part of the library is here, with the reason, and
 ``tests/unit/test_bus_wire_shape.py`` fails if the library changes the shape of such a part. What we
-keep is the handshake, authentication, TLS, the socket and its subscriptions. What we replace, and
-why:
+keep is the handshake, authentication, TLS and the socket. What we replace, and why:
 
 * **Parser.** The library matches six regular expressions per message, copies the rest of its buffer
   after each one and awaits three coroutines, which caps a consumer near 10,000 messages/s. Ours
@@ -12,7 +11,6 @@ why:
   is written once per turn of the event loop.
 * **Errors.** The library closes for good on any ``-ERR`` that is not about permissions, and dies
   silently if a callback raises. Ours resolves ``lost``, and the owner dials with a new client.
-* **Headers.** The library keeps only the last value of a repeated name. Ours says which repeat.
 * **TLS.** The library sends CONNECT, password included, in the clear if the server offers no TLS.
   Ours refuses on the INFO line, before a byte was sent.
 """
@@ -29,7 +27,6 @@ from nats.aio.client import Client
 from nats.protocol.parser import Parser
 
 from worker import logs
-from worker.bus import headers
 from worker.bus.errors import TlsRefused
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -115,7 +112,8 @@ class WireParser(Parser):
                 break
             first = data[at]
             if first == 72 or first == 77:  # H(MSG), M(SG)
-                fields = data[at:end].split()
+                # At single blanks: every other byte may be part of a subject.
+                fields = data[at:end].split(b" ")
                 body = end + 2
                 try:
                     stop = body + int(fields[-1])
@@ -137,13 +135,12 @@ class WireParser(Parser):
                     reply = fields[3] if len(fields) == 5 else b""
                 sink = sinks.get(fields[2])
                 if sink is None:
-                    await self.nc.deliver_slowly(fields[2], fields[1], reply, payload, header)
-                else:
-                    try:
-                        sink(fields[1], reply, header, payload)
-                    except Exception:
-                        # A sink that raises must not end the reading of everybody's messages.
-                        _log.exception("sink_failed")
+                    continue  # nobody listens any more
+                try:
+                    sink(fields[1], reply, header, payload)
+                except Exception:
+                    # A sink that raises must not end the reading of everybody's messages.
+                    _log.exception("sink_failed")
                 continue
             line = data[at:end]
             at = end + 2
@@ -300,12 +297,6 @@ class WireClient(Client):
         if waiting:
             await asyncio.wait(waiting, timeout=0.5)
 
-    async def deliver_slowly(
-        self, sid: bytes, subject: bytes, reply: bytes, data: bytes, header: bytes
-    ) -> None:
-        """Hand a message to a subscription that the library itself manages (micro services)."""
-        await self._process_msg(int(sid), subject, reply, data, header)
-
     # The parts of nats-py that are replaced; see the module's docstring for why.
 
     async def _select_next_server(self) -> None:
@@ -369,11 +360,3 @@ class WireClient(Client):
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         return self._done_future
-
-    async def _process_headers(self, raw: bytes | None) -> dict[str, str] | None:
-        if not raw:
-            return None
-        found = headers.decode(raw)
-        if found.status:
-            found.setdefault("Status", str(found.status))
-        return found or None

@@ -55,6 +55,7 @@ def fingerprint(message: "LogMessage", digest: bytes | None = None) -> bytes:
     """
     if digest is None:
         digest = memory.digest_of(message.subject, message.data)
+    # repr() escapes the lone surrogates that stand for bytes which are not UTF-8.
     rest = zlib.crc32(f"{message.time_ms}{list(message.headers.items())}".encode())
     return digest[:4] + rest.to_bytes(4, "big")
 

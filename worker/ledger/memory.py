@@ -13,6 +13,7 @@ from typing import Final
 from schemas import strict_json
 from schemas.codes import Code
 from schemas.results import Accepted, Error, Refusal, Verdict
+from worker.bus.octets import to_bytes
 
 REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
 """How long a command id is remembered, in log time."""
@@ -30,7 +31,7 @@ _NEVER: Final = 2**63
 
 def digest_of(subject: str, body: bytes) -> bytes:
     """Digest of a command's subject and body: 16 bytes of BLAKE2b."""
-    return hashlib.blake2b(b"%b\0%b" % (subject.encode(), body), digest_size=16).digest()
+    return hashlib.blake2b(b"%b\0%b" % (to_bytes(subject), body), digest_size=16).digest()
 
 
 def key_of(principal: str, command_id: str) -> bytes:

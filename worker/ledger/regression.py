@@ -6,15 +6,19 @@ ledger has been rebased (DESIGN section 5).
 """
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from schemas import roles, subjects
 from schemas.codes import BadInput
 from schemas.commands.sys import Rebase
 from schemas.names import Names
+from worker.bus.errors import Unavailable
+from worker.bus.headers import Headers
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage, StreamInfo
+from worker.bus.octets import to_bytes
+from worker.bus.reader import LogReader
 from worker.ledger.errors import LedgerError, Regressed
 from worker.ledger.marks import Remembered, fingerprint
 
@@ -25,6 +29,9 @@ LAST_SEEN: Final = "log_last_seen"
 """Local note: the highest sequence that the log was ever seen to have."""
 
 _SPOTS: Final = 4
+
+EXACT_MS: Final = 5_000
+"""How long one message may take to be read byte by byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +142,43 @@ def _as_rebase(names: Names, message: StoredMessage) -> Rebase | None:
 
 async def _matches(js: JetStream, stream: str, seq: int, remembered: Remembered) -> bool:
     message = await js.message(stream, seq)
-    if message is not None:
-        return fingerprint(message) == remembered.print_of(seq)
-    # It may have been trimmed since the info was read, which is no difference.
-    return seq < (await js.stream_info(stream)).first_seq
+    if message is None:
+        # It may have been trimmed since the info was read, which is no difference.
+        return seq < (await js.stream_info(stream)).first_seq
+    if "\ufffd" in message.subject:
+        message = await _exactly(js, message)
+    return remembered.print_of(seq) in (fingerprint(message), fingerprint(_as_once_read(message)))
+
+
+async def _exactly(js: JetStream, told: StoredMessage) -> StoredMessage:
+    """A message with the bytes of its subject, which the broker's JSON does not carry.
+
+    A consumer's copy of the stream may lag behind its leader, but holds nothing else than it.
+
+    Raises:
+        BusError: It could not be read.
+    """
+    reader = await LogReader.open(js, told.stream, told.seq, batch=1)
+    try:
+        found = await reader.next_batch(1, EXACT_MS)
+    finally:
+        await reader.close()
+    if not found or (found[0].time_ns, found[0].data) != (told.time_ns, told.data):
+        raise Unavailable(f"{told.stream}: no replica gave message {told.seq} as it is stored")
+    return found[0]
+
+
+def _as_once_read(message: StoredMessage) -> StoredMessage:
+    """A message as it was read when a file of an earlier version noted its fingerprint.
+
+    Bytes that are not UTF-8 were all the same then.
+    """
+
+    def lossy(text: str) -> str:
+        return to_bytes(text).decode("utf-8", "replace")
+
+    headers = Headers({lossy(name): lossy(value) for name, value in message.headers.items()})
+    return replace(message, subject=lossy(message.subject), headers=headers)
 
 
 def _spots(remembered: Remembered, first_seq: int, watermark: int) -> list[int]:
