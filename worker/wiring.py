@@ -18,7 +18,7 @@ def planes_of(
     conn: Connection, names: Names, settings: Settings, replica: str
 ) -> Sequence[SpaceComponent]:
     """The components of one space, in the order in which they start."""
-    checkpoints = CheckpointPlane(conn, names, settings, replica)
+    checkpoints = CheckpointPlane(conn, names, settings, replica, wall_ns=time.time_ns)
     ledger = LedgerPlane(conn, names, settings, replica, planes=PLANES)
     evidence = EvidencePlane(conn, names, settings, replica, ledger)
     probes = Probes(conn, names, replica, ledger, monotonic=time.monotonic)

@@ -160,6 +160,13 @@ CHECKPOINTS: Final = Group(
             Retry.SAME,
         ),
         Reason(
+            "clock-unsure",
+            (Code.UNAVAILABLE,),
+            "In the log only: the broker's time came into doubt while a command was judged.",
+            "Nothing: it is judged again once the time is known.",
+            Retry.SAME,
+        ),
+        Reason(
             "scheduler-header",
             (Code.PERMISSION_DENIED,),
             "In the log only: a foreign owner's timer request carries a header of the scheduler. "

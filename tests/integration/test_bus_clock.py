@@ -8,9 +8,16 @@ import pytest
 
 from tests.integration.bus_server import Place, connected, freeze, new_place
 from tests.support.server import Server
+from tests.support.wall_clock import WallClock
 from worker.bus.clock import DRIFT_PPM, BrokerClock
 from worker.bus.errors import StreamMissing, Unknown
 from worker.bus.jetstream import JetStream
+
+DAY_S = 86_400
+
+
+def _off_by(seconds: int) -> Callable[[], int]:
+    return lambda: time.time_ns() + seconds * 10**9
 
 
 @pytest.fixture
@@ -59,12 +66,19 @@ async def test_refreshing_narrows_the_bounds_and_time_widens_them(place: Place) 
 
 
 async def test_a_clock_that_was_set_starts_anew(place: Place) -> None:
-    now_s = 1_000.0
-    clock = BrokerClock(place.js, place.stream, lambda: now_s)
+    off_s = 0.0
+    clock = BrokerClock(place.js, place.stream, lambda: time.monotonic() + off_s)
     await clock.refresh()
-    now_s += 500
+    off_s = 500.0
     await clock.refresh()
-    assert clock.ready
+    assert "not known" in clock.trouble, "one look is not believed alone"
+    looking = asyncio.create_task(clock.run())
+    try:
+        while clock.trouble:  # noqa: ASYNC110 - a clock tells nobody
+            await asyncio.sleep(0.01)
+    finally:
+        looking.cancel()
+    assert (clock.jumps, round(clock.last_jump_ms / 1_000)) == (1, -500)
     assert abs(clock.lower_ms() - time.time() * 1000) < 1_000
 
 
@@ -88,3 +102,55 @@ async def test_a_missing_stream_is_not_a_time(place: Place) -> None:
     await place.js.stream_delete(place.stream)
     with pytest.raises(StreamMissing):
         await BrokerClock(place.js, place.stream, time.monotonic).refresh()
+
+
+async def test_a_look_that_contradicts_those_before_it_is_not_believed_alone(
+    own_server: Callable[..., Server],
+) -> None:
+    """The broker's own clock is a day ahead for one look."""
+    server = await asyncio.to_thread(own_server("main").start)
+    broker = WallClock(server.pid)
+    async with connected(server.worker_options()) as c:
+        place = await new_place(JetStream(c))
+        clock = BrokerClock(place.js, place.stream, time.monotonic)
+        await clock.refresh()
+        with broker.ahead(DAY_S):
+            await clock.refresh()
+        assert "not known" in clock.trouble
+        assert clock.lower_ms() <= time.time() * 1_000 < clock.upper_ms() - DAY_S * 900
+        assert clock.jumps == 1
+        await clock.refresh()
+        assert clock.ready
+        assert clock.lower_ms() - 1 <= time.time() * 1_000 <= clock.upper_ms() + 1
+        assert clock.jumps == 1
+
+
+@pytest.mark.parametrize("seconds", [-DAY_S, -61, 61, DAY_S])
+async def test_while_the_two_clocks_are_apart_the_bounds_hold_for_either(
+    place: Place, seconds: int
+) -> None:
+    clock = BrokerClock(place.js, place.stream, time.monotonic, _off_by(-seconds))
+    await clock.refresh()
+    assert "this machine's" in clock.trouble
+    assert ("ahead" in clock.trouble) == (seconds > 0)
+    now_ms = time.time() * 1_000
+    assert clock.lower_ms() <= min(now_ms, now_ms - seconds * 1_000) + 1_000
+    assert clock.upper_ms() >= max(now_ms, now_ms - seconds * 1_000) - 1_000
+
+
+async def test_clocks_that_are_less_than_a_minute_apart_do_not_matter(place: Place) -> None:
+    for seconds in (-50, 50):
+        clock = BrokerClock(place.js, place.stream, time.monotonic, _off_by(seconds))
+        await clock.refresh()
+        assert clock.ready
+        assert clock.upper_ms() - clock.lower_ms() < 1_000
+
+
+async def test_bounds_that_nobody_renewed_for_a_minute_count_for_nothing(place: Place) -> None:
+    now_s = 1_000.0
+    clock = BrokerClock(place.js, place.stream, lambda: now_s)
+    await clock.refresh()
+    now_s += 59
+    assert clock.trouble == ""
+    now_s += 2
+    assert "for a minute" in clock.trouble

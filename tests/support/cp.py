@@ -556,10 +556,12 @@ class Replica:
         name: str = "r1",
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
         **settings: Any,
     ) -> None:
         self._space = space
         self.name = name
+        self._wall_ns = wall_ns
         self._monotonic = monotonic
         self.settings: Settings = space.settings(
             **{"data_dir": space.data_dir / name, "sweep_interval_ms": 3_600_000, **settings}
@@ -577,6 +579,7 @@ class Replica:
             self.settings,
             f"{self.name:0<26}"[:26],
             monotonic=self._monotonic,
+            wall_ns=self._wall_ns,
         )
         self._sweep_alone()
         await self.plane.start()

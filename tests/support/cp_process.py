@@ -113,7 +113,9 @@ async def _serve(options: Mapping[str, Any]) -> None:
         ConnectOptions((options["url"],), user=conf.WORKER_USER, password=WORKER_PASSWORD),
         name="process",
     )
-    plane = CheckpointPlane(conn, names, settings, options["replica"])
+    plane = CheckpointPlane(
+        conn, names, settings, options["replica"], wall_ns=lambda: time.time_ns()
+    )
 
     def arm() -> None:
         _KillingPublisher.armed = True

@@ -111,7 +111,7 @@ class CommandHandler:
             else:
                 try:
                     _check_role(command)
-                    context = _context(command, command_id, delivery)
+                    context = self._context(command, command_id, delivery)
                     verdict = await self._decide(context, command.verb, delivery)
                 except BadInput as bad:
                     verdict = Refusal.of(bad)
@@ -134,11 +134,21 @@ class CommandHandler:
         An accepted command recognises its own write, so serving it again decides nothing anew.
         """
         try:
-            context = _context(command, command_id, delivery)
+            context = self._context(command, command_id, delivery)
             await self._decide(context, command.verb, delivery)
         except BadInput:
             return
         await together(*(tell() for tell in context.telling))
+
+    def _context(self, command: subjects.Command, command_id: str, delivery: Delivery) -> Context:
+        return Context(
+            command.speaker,
+            subjects.checkpoint_key(command.key),
+            command_id,
+            delivery.stream_seq,
+            self._clock.believable_ms(delivery.time_ms),
+            _trace(delivery),
+        )
 
     async def _decide(self, ctx: Context, verb: str, delivery: Delivery) -> Verdict:
         try:
@@ -199,7 +209,7 @@ class CommandHandler:
             verdict,
             command_id=command_id,
             result_id=result_id,
-            at_ms=max(int(self._clock.lower_ms()), delivery.time_ms),
+            at_ms=max(int(self._clock.lower_ms()), self._clock.believable_ms(delivery.time_ms)),
         )
         status = body["status"]
         subject = subjects.result(self._names, speaker, "cp", verb, result_id)
@@ -235,17 +245,6 @@ class CommandHandler:
             # Another replica, or an earlier delivery, has answered.
             return False
         return True
-
-
-def _context(command: subjects.Command, command_id: str, delivery: Delivery) -> Context:
-    return Context(
-        command.speaker,
-        subjects.checkpoint_key(command.key),
-        command_id,
-        delivery.stream_seq,
-        delivery.time_ms,
-        _trace(delivery),
-    )
 
 
 def _was_accepted(answered: StoredMessage) -> bool:

@@ -4,7 +4,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from schemas.codes import Code
 from schemas.subjects import Checkpoint, Speaker
+from worker.errors import TidegateError
 
 
 class Clock(Protocol):
@@ -17,6 +19,22 @@ class Clock(Protocol):
     def upper_ms(self) -> float:
         """The latest instant that now can be; resume and heartbeat are judged by it."""
         ...
+
+    def believable_ms(self, stamp_ms: int) -> int:
+        """When a message was stored by its stamp, or now if the stamp lies in the future."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing may be decided by it now; empty while it may."""
+        ...
+
+
+class ClockUnsure(TidegateError):
+    """The broker's time came into doubt while a command was judged; it is judged again later."""
+
+    code = Code.UNAVAILABLE
+    reason = "clock-unsure"
 
 
 Telling = Callable[[], Awaitable[None]]
@@ -32,7 +50,7 @@ class Context:
         target: About which checkpoint.
         command_id: The client's id, or one derived from the sequence.
         seq: Sequence of the command.
-        at_ms: The broker's timestamp of the command.
+        at_ms: The broker's timestamp of the command, unless that lies in the future beyond doubt.
         trace: W3C trace context, if the client sent one.
         telling: Facts to be published together with the result.
     """

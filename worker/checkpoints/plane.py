@@ -56,6 +56,8 @@ class CheckpointPlane:
         settings: The worker's settings.
         replica: This worker's id, kept in its data directory.
         monotonic: Seconds that never go back; the only clock of this machine that takes part.
+        wall_ns: This machine's time of day. It decides nothing; while it is more than a minute away
+            from the broker's, nothing is decided.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class CheckpointPlane:
         replica: str,
         *,
         monotonic: Callable[[], float] = seconds_since_boot,
+        wall_ns: Callable[[], int],
     ) -> None:
         self.name = "checkpoints"
         self._conn = conn
@@ -73,7 +76,7 @@ class CheckpointPlane:
         self._settings = settings
         self._cause = f"_worker/{replica}"
         self._js = js = JetStream(conn)
-        self._clock = BrokerClock(js, names.ept_stream, monotonic)
+        self._clock = BrokerClock(js, names.ept_stream, monotonic, wall_ns)
         self._directory = settings.data_dir / names.space
         self._waiters = Waiters()
         self._hands = Hands()
@@ -164,6 +167,9 @@ class CheckpointPlane:
         """What ``sys.status`` shows of the plane."""
         return {
             "clock_uncertainty_ms": min(self._clock.uncertainty_ms, 2**53 - 1),
+            "clock_apart_ms": self._clock.apart_ms,
+            "clock_jumps": self._clock.jumps,
+            "clock_last_jump_ms": self._clock.last_jump_ms,
             "wheel": None if self._wheel is None else len(self._wheel),
             "index_caught_up": self._feed.caught_up.is_set(),
             "regressed": list(self._guard.regressed),
@@ -184,8 +190,8 @@ class CheckpointPlane:
     def not_ready(self) -> list[str]:
         """Why checkpoints would not be served now."""
         reasons = []
-        if not self._clock.ready:
-            reasons.append("the broker's clock is not known to within a second")
+        if self._clock.trouble:
+            reasons.append(self._clock.trouble)
         if self._guard.regressed:
             reasons.append(f"streams have gone back in time: {', '.join(self._guard.regressed)}")
         elif self._look_owed():
@@ -288,13 +294,18 @@ class CheckpointPlane:
         return self._conn.connected and (bool(self._guard.regressed) or not looked)
 
     def _gated(self, handle: Handler) -> Handler:
-        """Give deliveries back while the plane must not act; they come again in a second."""
+        """Give deliveries back while the plane must not act; they come again in a second.
+
+        The second passes here: a broker whose clock jumps meanwhile would wait until the jump.
+        """
 
         async def gated(delivery: Delivery) -> None:
+            await self._clock.look_at_stamp(delivery.time_ms)
             if self._may_act():
                 await handle(delivery)
             else:
-                await delivery.nak(NOT_READY_NAK_MS)
+                await asyncio.sleep(NOT_READY_NAK_MS / 1000)
+                await delivery.nak()
 
         return gated
 
@@ -397,6 +408,9 @@ class CheckpointPlane:
 
     async def _check_streams(self) -> None:
         reconnects = self._conn.reconnects
+        if self._looked_at != reconnects:
+            # The broker that answers now may be another one, with another clock.
+            await self._clock.refresh()
         await self._guard.check(self._settler, self._forget)
         if self._looked_at != reconnects:
             self._looked_at = reconnects
@@ -422,9 +436,7 @@ class CheckpointPlane:
         if self._wheel is not None:
             self._wheel.clear()
         try:
-            await self._clock.refresh()
-            if not self._stopping.is_set():
-                await self._check_streams()
+            await self._check_streams()
         except BusError as error:
             log.warning("guard_put_off", space=self._names.space, reason=error.reason)
         self._sweep.ask()

@@ -24,7 +24,7 @@ from schemas.subjects import own_timer
 from schemas.views import CheckpointFact
 from worker import metrics
 from worker.bus.errors import CasLost, Unknown
-from worker.checkpoints.context import Clock, Context
+from worker.checkpoints.context import Clock, ClockUnsure, Context
 from worker.checkpoints.looking import Whole, look, regressed, whole
 from worker.checkpoints.minting import coordinate, deadline_trouble
 from worker.checkpoints.records import Garbled, Records, StatusAt
@@ -352,7 +352,9 @@ class Verbs:
 
     async def _wait_until_due(self, deadline_ms: int) -> None:
         # In short steps: a clock that was behind, as after a sleep of the machine, is put right.
-        while (wait_ms := deadline_ms - self._clock.lower_ms()) > 0:  # noqa: ASYNC110 - a clock
+        while (wait_ms := deadline_ms - self._clock.lower_ms()) > 0:
+            if self._clock.trouble:
+                raise ClockUnsure(self._clock.trouble)
             await asyncio.sleep(min(wait_ms, LONGEST_STEP_MS) / 1000)
 
     def _is_own_extension(self, ctx: Context, body: Heartbeat, status: StatusAt) -> bool:

@@ -235,6 +235,8 @@ def pulse(look: Look) -> str:
     clock = ((look.status or {}).get("planes") or {}).get("checkpoints") or {}
     if "clock_uncertainty_ms" in clock:
         parts.append(f"clock ±{clock['clock_uncertainty_ms']} ms")
+    if jumps := clock.get("clock_jumps"):
+        parts.append(f"jumped {jumps}x, last by {clock['clock_last_jump_ms']} ms")
     if ledger:
         snapshot = ledger.get("snapshot")
         since = ledger["watermark"] - (snapshot["watermark"] if snapshot else 0)

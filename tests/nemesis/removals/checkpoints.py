@@ -553,8 +553,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/bus/clock.py",
-                "        return self._bounds(self._monotonic())[0]\n",
-                "        return self._bounds(self._monotonic())[1]\n",
+                "        return self._bounds()[0]\n",
+                "        return self._bounds()[1]\n",
             ),
         ),
         (
@@ -569,8 +569,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/bus/clock.py",
-                "        least, most = told_ms, told_ms + (heard_s - sent_s) * 1000\n",
-                "        least, most = told_ms, told_ms\n",
+                "Bounds(heard_s, told_ms, told_ms + (heard_s - sent_s) * 1000)",
+                "Bounds(heard_s, told_ms, told_ms)",
             ),
         ),
         (
@@ -585,8 +585,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/bus/clock.py",
-                "        return self._set and self.uncertainty_ms <= LIMIT_MS\n",
-                "        return self._set\n",
+                "if self._believed is None or high_ms - low_ms > LIMIT_MS:\n",
+                "if self._believed is None:\n",
             ),
         ),
         (
