@@ -117,8 +117,8 @@ class Settings(BaseSettings):
         60_000, description="Time between two sweeps over due checkpoints, ms."
     )
     ack_wait_ms: Annotated[int, Field(ge=1_000, le=600_000)] = Field(
-        30_000,
-        description="When the broker hands an unanswered message out again, ms; used by setup.",
+        1_500,
+        description="When the broker hands out again what nobody is working on, ms.",
     )
     cp_in_flight: Annotated[int, Field(ge=1, le=4_096)] = Field(
         64, description="Checkpoint commands worked on at once, per space."

@@ -100,6 +100,8 @@ async def check_space(
         await topology.let_out_results()
     for difference in differences:
         log.info("stream_differs", space=names.space, difference=str(difference))
+    if changed := await topology.shorten_waits():
+        log.warning("durables_changed", space=names.space, durables=changed, setting="ack_wait")
     made = await topology.remake_durables()
     if made:
         log.warning("durables_remade", space=names.space, durables=made)

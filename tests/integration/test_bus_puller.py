@@ -216,6 +216,50 @@ async def test_a_stream_that_vanished_is_a_problem_and_no_hot_loop(place: Place)
         assert len(logs) <= 3
 
 
+async def test_what_is_being_worked_on_is_not_handed_out_again(place: Place) -> None:
+    """Neither what a handler has, nor what waits here until one is free."""
+    config = CONFIG | {"ack_wait": 1_000_000_000}
+    await place.js.consumer_create(place.stream, config | {"durable_name": "d"})
+    done: list[Delivery] = []
+
+    async def slow(delivery: Delivery) -> None:
+        await asyncio.sleep(1.5)
+        await delivery.ack()
+        done.append(delivery)
+
+    for _ in range(4):
+        await place.js.publish(place.subject("a"), b"1")
+    puller = Puller(place.js, place.stream, "d", config=config, batch=3)
+    running = asyncio.create_task(puller.run(slow, in_flight=1))
+    await eventually(lambda: len(done) == 4, 30)
+    await puller.stop()
+    await running
+    assert [delivery.delivered for delivery in done] == [1, 1, 1, 1]
+    assert (await place.js.consumer_info(place.stream, "d")).redelivered == 0
+
+
+async def test_what_hangs_in_a_handler_is_handed_out_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.bus.puller.LONGEST_WORK_MS", 1_000)
+    config = CONFIG | {"ack_wait": 1_000_000_000}
+    await place.js.consumer_create(place.stream, config | {"durable_name": "d"})
+    seen: list[int] = []
+
+    async def hangs_once(delivery: Delivery) -> None:
+        seen.append(delivery.delivered)
+        if delivery.delivered == 1:
+            await asyncio.Event().wait()
+        await delivery.ack()
+
+    await place.js.publish(place.subject("a"), b"1")
+    puller = Puller(place.js, place.stream, "d", config=config)
+    running = asyncio.create_task(puller.run(hangs_once, in_flight=2))
+    await eventually(lambda: seen == [1, 2], 30)
+    await puller.stop(limit_ms=100)
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_what_failed_while_the_broker_was_away_comes_again_on_its_return(
     own_server: Callable[..., Server],
 ) -> None:

@@ -232,6 +232,21 @@ async def test_durables_are_compared_and_remade(
         await js.consumer_info(names.ept_req_stream, "other")
 
 
+async def test_durables_that_wait_longer_than_planned_are_changed_and_nothing_else_of_them(
+    js: JetStream, names: Names
+) -> None:
+    await SpaceTopology(js, names, TopologySettings(ack_wait_ms=30_000)).create("id")
+    kept = (await js.consumer_info(names.cmd_stream, names.cp_durable)).config
+    await js.consumer_create(names.cmd_stream, {**kept, "max_ack_pending": 77})
+    topology = SpaceTopology(js, names, TopologySettings())
+    durables = [names.cp_durable, names.timers_durable, names.fires_durable]
+    assert sorted(await topology.shorten_waits()) == sorted(durables)
+    info = await js.consumer_info(names.cmd_stream, names.cp_durable)
+    assert info.config["ack_wait"] == TopologySettings().ack_wait_ms * 1_000_000
+    assert info.config["max_ack_pending"] == 77
+    assert await topology.shorten_waits() == []
+
+
 async def test_the_settings_reach_the_streams(js: JetStream, names: Names) -> None:
     topology = SpaceTopology(js, names, TopologySettings(res_max_age_ms=90_000, ack_wait_ms=5_000))
     await topology.create("id")

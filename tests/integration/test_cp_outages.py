@@ -231,6 +231,33 @@ async def test_a_worker_that_stood_still_while_another_took_over_doubles_nothing
 # SIGTERM in mid-request (row 8).
 
 
+async def test_what_a_killed_worker_had_in_hand_comes_back_at_once(
+    bare_space: Space, forks: ForkServer
+) -> None:
+    """With the settings as they are by default, while another worker stands by."""
+    await bare_space.set_up()
+    async with desk_in(bare_space) as desk:
+        victim = forks.start(bare_space, replica="r1")
+        try:
+            await victim.ready()
+            victim.send(signal.SIGSTOP)
+            at_ms = await desk.now_ms() + MINUTE_MS
+            seqs = [
+                await desk.say("mint", a_target(), {"deadline_at_ms": at_ms}) for _ in range(20)
+            ]
+
+            async def in_its_hands() -> bool:
+                info = await desk.js.consumer_info(desk.names.cmd_stream, desk.names.cp_durable)
+                return info.ack_pending == len(seqs)
+
+            await until(in_its_hands, what="the worker has all of them")
+        finally:
+            await victim.kill()
+        async with serving(bare_space, "r2"):
+            for seq in seqs:
+                assert (await desk.result(seq, limit_s=15))["outcome"] == "minted"
+
+
 async def test_a_worker_told_to_end_in_mid_request_loses_nothing(
     desk: Desk, quick_space: Space, forks: ForkServer
 ) -> None:

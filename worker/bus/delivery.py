@@ -14,7 +14,9 @@ ACK_PREFIX: Final = b"$JS.ACK."
 
 _ACK: Final = b"+ACK"
 _NAK: Final = b"-NAK"
-_PROGRESS: Final = b"+WPI"
+PROGRESS: Final = b"+WPI"
+"""Answer of a message that is still being worked on: the wait for an answer begins anew."""
+
 _TERM: Final = b"+TERM"
 _SHORT_FORM: Final = 9
 
@@ -134,11 +136,6 @@ class Delivery:
     async def term(self) -> None:
         """Never deliver it again."""
         self._answer(_TERM)
-
-    async def in_progress(self) -> None:
-        """Still being worked on: start the wait for an acknowledgement anew."""
-        with contextlib.suppress(BusError):
-            self._connection.send(self._reply, b"", _PROGRESS)
 
     def resend(self) -> None:
         """Send the answer that could not be sent, so that the broker need not wait for it."""

@@ -32,7 +32,7 @@ class TopologySettings:
 
     replicas: int = 1
     res_max_age_ms: int = 3_600_000
-    ack_wait_ms: int = 30_000
+    ack_wait_ms: int = 1_500
 
     def __post_init__(self) -> None:
         if self.replicas not in (1, 3):

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from worker import logs
-from worker.bus.delivery import Delivery
+from worker.bus.delivery import PROGRESS, Delivery
 from worker.bus.errors import BusError, ConsumerMissing
 from worker.bus.jetstream import JetStream
+from worker.bus.messages import NS_PER_MS
 from worker.bus.pulling import PullLink
 
 Handler = Callable[[Delivery], Awaitable[None]]
@@ -18,8 +19,14 @@ TICK_S: Final = 1.0
 BACKOFF_MS: Final = (100, 250, 500, 1_000, 2_000, 5_000)
 NAK_MS: Final = (250, 1_000, 2_000, 5_000, 10_000, 30_000)
 STOP_LIMIT_MS: Final = 3_000
+BEATS: Final = 3
+"""How often progress is told within one ``ack_wait``."""
+
 MAX_OWED: Final = 10_000
 """Answers kept for the broker's return; what is beyond is delivered again after ``ack_wait``."""
+
+LONGEST_WORK_MS: Final = 120_000
+"""For how long progress is told of one delivery; what hangs longer is handed out again."""
 
 LOG_EVERY_S: Final = 30.0
 _log = logs.get("tidegate.bus")
@@ -29,7 +36,9 @@ class Puller:
     """Feeds the messages of one durable consumer to a handler, several at a time.
 
     The handler acknowledges. What it raises is logged and the message is refused with a growing
-    delay. A durable that vanished is made again from ``config``; while the broker is away nothing
+    delay. While a message is here the broker is told again and again that it is being worked on, so
+    that ``ack_wait`` may be short: it says how long nobody misses a process that was killed or
+    stopped. A durable that vanished is made again from ``config``; while the broker is away nothing
     is asked and nothing spins.
 
     Args:
@@ -60,6 +69,9 @@ class Puller:
         self._prefetch = batch
         self._owed: list[Delivery] = []
         self._queue: deque[tuple[bytes, bytes, bytes, bytes]] = deque()
+        self._here: dict[bytes, int] = {}
+        self._beat = 0
+        self._beat_s = config["ack_wait"] / NS_PER_MS / 1000 / BEATS
         self._workers: set[asyncio.Task[None]] = set()
         self._link: PullLink | None = None
         self._handle: Handler | None = None
@@ -87,11 +99,13 @@ class Puller:
         connection = self._js.connection
         link = PullLink(connection, self._stream, self._durable, self._on_message)
         self._link = link
+        progress = asyncio.create_task(self._tell_progress(), name=f"{self._durable}-progress")
         try:
             await link.open()
             await self._feed(link, in_flight + (self._prefetch or in_flight))
             await self._drain(link)
         finally:
+            progress.cancel()
             for worker in self._workers:
                 worker.cancel()
             await link.close()
@@ -159,6 +173,17 @@ class Puller:
             if delivery.unsent is not None:
                 self._owed.append(delivery)
 
+    async def _tell_progress(self) -> None:
+        """Tell the broker of everything that is here for longer than a beat."""
+        longest = LONGEST_WORK_MS / 1000 / self._beat_s
+        while True:
+            await asyncio.sleep(self._beat_s)
+            for reply, since in self._here.items():
+                if 0 < self._beat - since < longest:
+                    with contextlib.suppress(BusError):
+                        self._js.connection.send(reply.decode(), b"", PROGRESS)
+            self._beat += 1
+
     async def _wait_for_broker(self, link: PullLink) -> bool:
         connection = self._js.connection
         if connection.connected:
@@ -197,7 +222,9 @@ class Puller:
     async def _drain(self, link: PullLink) -> None:
         await link.close()
         while self._queue:
-            with_us = self._delivery(self._queue.popleft())
+            raw = self._queue.popleft()
+            self._here.pop(raw[1], None)
+            with_us = self._delivery(raw)
             if with_us is not None:
                 await with_us.nak()
         while self._workers:
@@ -205,6 +232,7 @@ class Puller:
 
     def _on_message(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
         self._queue.append((subject, reply, header, data))
+        self._here[reply] = self._beat
         if len(self._workers) < self._in_flight and not self._stop.is_set():
             worker = asyncio.create_task(self._work(), name=f"{self._durable}-handler")
             self._workers.add(worker)
@@ -219,9 +247,13 @@ class Puller:
 
     async def _work(self) -> None:
         while self._queue and not self._stop.is_set():
-            delivery = self._delivery(self._queue.popleft())
-            if delivery is not None:
-                await self._one(delivery)
+            raw = self._queue.popleft()
+            try:
+                delivery = self._delivery(raw)
+                if delivery is not None:
+                    await self._one(delivery)
+            finally:
+                self._here.pop(raw[1], None)
 
     def _delivery(self, raw: tuple[bytes, bytes, bytes, bytes]) -> Delivery | None:
         try:

@@ -223,6 +223,27 @@ class SpaceTopology:
         if actual.get("republish") != config["republish"]:
             await self._js.stream_update({**actual, "republish": config["republish"]})
 
+    async def shorten_waits(self) -> list[str]:
+        """Have durables that were made to wait longer hand out again as soon as is planned.
+
+        Whoever works on a message says so again and again; waiting longer than that only puts off
+        what a worker that was killed had in hand.
+
+        Returns:
+            The names of those that were changed; whatever else an operator set on them stays.
+        """
+        changed = []
+        for durable, config in self._durables().items():
+            stream = stream_of(self._names, durable)
+            try:
+                actual = (await self._js.consumer_info(stream, durable)).config
+            except ConsumerMissing:
+                continue
+            if actual.get("ack_wait", 0) > config["ack_wait"]:
+                await self._js.consumer_create(stream, {**actual, "ack_wait": config["ack_wait"]})
+                changed.append(durable)
+        return changed
+
     async def remake_durables(self) -> list[str]:
         """Make durables that vanished; returns their names."""
         made = []
