@@ -53,13 +53,13 @@ def running(shell: Shell, process_worker: Callable[..., WorkerProcess]) -> Worke
 @pytest.mark.usefixtures("running")
 def test_the_log_folds_again_to_what_the_worker_has(shell: Shell, tmp_path: Path) -> None:
     said = shell.ledger("digest")
-    assert said["watermark"] == 5
+    assert said["watermark"] == 6
     assert len(said["digest"]) == len(said["tables"]["reservations"]) == HASH_CHARS
     file = tmp_path / "again.db"
     replayed = shell.ledger("replay", "--into", str(file))
     assert replayed["replayed"]["digest"] == said["digest"]
     assert replayed["replayed"]["tables"] == said["tables"]
-    assert (replayed["folded"], replayed["snapshot"]) == (5, None)
+    assert (replayed["folded"], replayed["snapshot"]) == (6, None)
     assert shell.ledger("digest", "--file", str(file))["digest"] == said["digest"]
     assert shell.ledger("verify")["equal"]
     shell.run("ledger", "replay", "--into", str(file), code=2)
@@ -71,7 +71,7 @@ def test_the_log_folds_again_to_what_the_worker_has(shell: Shell, tmp_path: Path
 @pytest.mark.usefixtures("running")
 def test_a_trimmed_log_is_verified_from_its_snapshot(shell: Shell) -> None:
     stored = shell.ledger("snapshot")
-    assert stored["watermark"] == 5
+    assert stored["watermark"] == 6
     assert shell.ledger("snapshots")["snapshots"][0]["name"] == stored["name"]
     trimmed = shell.ledger("trim")
     assert trimmed["removed"] > 0
@@ -123,7 +123,7 @@ def test_a_backup_is_restored_under_a_stopped_worker_only(
     assert told == f"{ledger}: the ledger at 5, restored; start its worker\n"
     restored = shell.ledger("restore", str(file), "--replace")
     assert restored["digest"] == taken["digest"]
-    assert restored["watermark"] == 5
+    assert restored["watermark"] == 6
 
 
 def test_a_file_that_is_no_backup_is_refused_and_replaces_nothing(

@@ -105,7 +105,7 @@ async def test_time_alone_is_put_into_the_log_when_something_is_due(space: Space
     async with a_log(space) as log, folding(space) as one:
         began = time.monotonic()
         await log.publish(log.command("reserve", "u1"), log.command("reserve", "u2"))
-        await one.until(lambda: one.ledger.status()["due_at_ms"] is None and one.watermark > 2, 20)
+        await one.until(lambda: one.ledger.status()["due_at_ms"] is None and one.watermark > 3, 20)
         assert time.monotonic() - began >= WINDOW_MS / 1000 - 0.1
         assert [s.split(".")[-2] for s in await facts(log) if ".lapsed." in s] == ["u1", "u2"]
         messages = await read_all(log.js, log.names.log_stream, f"{log.names.prefix}.>")
@@ -196,17 +196,17 @@ async def test_an_unknown_ruleset_stops_the_fold_until_a_version_that_knows_it(
         async with folding(space) as one:
             await log.publish(log.command("reserve", "u1"), log.command("confirm", "u1"))
             activate = subjects.command(space.names, worker, "sys", "ruleset")
-            await log.js.publish(activate, b'{"v":1,"version":3}')
+            await log.js.publish(activate, b'{"v":1,"version":4}')
             (seq,) = await log.publish(log.command("authorize", "u1"))
             await one.until(lambda: one.ledger.status()["halted"] == "unknown-ruleset")
             assert one.watermark == seq - 2
             assert "unknown-ruleset" in one.ledger.not_ready()[0]
             assert f"1-{seq}" not in await results(log)
-        async with folding(space, rulesets=frozenset({2, 3})) as newer:
+        async with folding(space, rulesets=frozenset({2, 3, 4})) as newer:
             await newer.said(seq)
             found = await results(log)
             assert found[f"1-{seq}"]["outcome"] == "allowed"
-            assert newer.ledger.status()["ruleset"] == 3
+            assert newer.ledger.status()["ruleset"] == 4
 
 
 async def test_a_vanished_reader_is_made_anew(space: Space, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ async def test_results_older_than_the_stream_keeps_are_not_said_again(space: Spa
         await asyncio.sleep(2.1)
         space.data_dir.joinpath(space.names.space, "ledger.db").unlink()
         async with folding(space) as one:
-            await one.until(lambda: one.watermark == 10)
+            await one.until(lambda: one.watermark == 11)
             assert one.ledger.status()["published"] == 0
             (seq,) = await log.publish(log.command("stop", "u1"))
             await one.said(seq)

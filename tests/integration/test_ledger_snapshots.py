@@ -58,13 +58,13 @@ async def test_a_lost_ledger_is_rebuilt_from_snapshot_and_log_without_help(space
         async with folding(space) as one:
             await one.said(await log.mixed(120))
             taken = await ask(one, "snapshot")
-            assert (taken["outcome"], taken["watermark"]) == ("stored", 120)
+            assert (taken["outcome"], taken["watermark"]) == ("stored", 121)
             last = await log.mixed(60)
             await one.said(last)
             expected, said = await one.digest(), await results(log)
         remove_ledger(space)
         async with folding(space) as one:
-            assert one.watermark >= 120, "it did not begin at the first command"
+            assert one.watermark >= 121, "it did not begin at the first command"
             await one.said(last)
             assert await one.digest() == expected
             assert await results(log) == said
@@ -92,8 +92,8 @@ async def test_the_log_is_trimmed_below_a_proven_snapshot_only(space: Space) -> 
         last = await log.mixed(20)
         await one.said(last)
         trimmed = await ask(one, "trim")
-        assert (trimmed["first_seq"], trimmed["removed"]) == (50, 49)
-        assert await first_seq(log) == 50
+        assert (trimmed["first_seq"], trimmed["removed"]) == (51, 50)
+        assert await first_seq(log) == 51
         expected = await one.digest()
     async with a_log(space) as log:
         async with folding(space) as one:
@@ -168,7 +168,7 @@ async def test_a_snapshot_that_was_changed_does_not_verify(space: Space, tmp_pat
         path = tmp_path / "fetched.db"
         await snapshots.fetch(found, path)
         with contextlib.closing(sqlite3.connect(path)) as db:
-            assert db.execute("SELECT watermark FROM fold").fetchone() == (30,)
+            assert db.execute("SELECT watermark FROM fold").fetchone() == (31,)
         lied = dataclasses.replace(found, digest="0" * 64)
         before = path.read_bytes()
         with pytest.raises(SnapshotDamaged):
@@ -189,12 +189,12 @@ async def test_snapshots_come_by_themselves_and_the_oldest_go(space: Space) -> N
             await one.said(last)
             await ask(one, "snapshot")
         listed = (await ask(one, "snapshots"))["snapshots"]
-        assert [item["watermark"] for item in listed] == [500, 400, 300]
+        assert [item["watermark"] for item in listed] == [501, 401, 301]
         assert len(await objects(log, "C")) == 3
         await one.said(await log.mixed(150))
-        await until(lambda: one.ledger.status()["snapshot"]["watermark"] == 650, 15)
+        await until(lambda: one.ledger.status()["snapshot"]["watermark"] == 651, 15)
         async with asyncio.timeout(10):
-            while await first_seq(log) != 650:  # noqa: ASYNC110 - the log tells nobody
+            while await first_seq(log) != 651:  # noqa: ASYNC110 - the log tells nobody
                 await asyncio.sleep(0.05)
 
 
@@ -233,16 +233,16 @@ async def test_operations_are_for_operators(space: Space) -> None:
 async def test_a_ruleset_is_activated_once_every_worker_that_answers_knows_it(
     space: Space, tmp_path: Path
 ) -> None:
-    both = frozenset({2, 3})
+    both = frozenset({2, 3, 4})
     async with folding(space, rulesets=both) as newer:
         async with folding(space, tmp_path / "older") as older:
             await newer.until(lambda: len(newer.ledger.status()["peers"]) == 1)
             for one in (newer, older):
-                assert (await ask(one, "ruleset", version=3))["outcome"] == "ruleset-not-known"
-            assert newer.ledger.status()["ruleset"] == 2
-        async with folding(space, tmp_path / "older", rulesets=both):
-            assert (await ask(newer, "ruleset", version=3))["outcome"] == "folded"
+                assert (await ask(one, "ruleset", version=4))["outcome"] == "ruleset-not-known"
             assert newer.ledger.status()["ruleset"] == 3
-        assert (await ask(newer, "ruleset", version=4))["outcome"] == "ruleset-not-known"
-        assert (await ask(newer, "ruleset", version=4, force=True))["outcome"] == "published"
+        async with folding(space, tmp_path / "older", rulesets=both):
+            assert (await ask(newer, "ruleset", version=4))["outcome"] == "folded"
+            assert newer.ledger.status()["ruleset"] == 4
+        assert (await ask(newer, "ruleset", version=5))["outcome"] == "ruleset-not-known"
+        assert (await ask(newer, "ruleset", version=5, force=True))["outcome"] == "published"
         await newer.until(lambda: newer.ledger.status()["halted"] == "unknown-ruleset")
