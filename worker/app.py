@@ -114,7 +114,7 @@ class Worker:
         if self.conn is None or not self.conn.connected:
             why = self.conn.last_error if self.conn is not None else ""
             return [f"the broker is not connected: {why or 'never reached'}"]
-        return [
+        return self.conn.rights_lost + [
             f"{space}: {plane.name}: {reason}"
             for space, planes in self._planes.items()
             for plane in planes

@@ -96,7 +96,16 @@ def compare_durable(
     ):
         if actual.get(key) != planned[key]:
             found.append(_difference(severity, f"{name}.{key}", planned[key], actual.get(key)))
-    for key in ("deliver_subject", "backoff", "pause_until"):
+    for key in (
+        "deliver_subject",
+        "filter_subjects",
+        "backoff",
+        "pause_until",
+        "headers_only",
+        "max_batch",
+        "max_expires",
+        "max_bytes",
+    ):
         if actual.get(key):
             found.append(_difference(Severity.DANGER, f"{name}.{key}", "none", actual[key]))
     return found

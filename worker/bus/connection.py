@@ -19,6 +19,7 @@ from worker.bus.headers import decode, encode
 from worker.bus.octets import to_bytes
 from worker.bus.options import ConnectOptions
 from worker.bus.requests import Answer, Requests
+from worker.bus.rights import Rights, named
 from worker.bus.subscription import Callback, Mailbox, Msg, Subscription
 from worker.bus.wire import Sink, Violation, WireClient
 
@@ -41,7 +42,6 @@ class Connection:
             process or builds another.
         reconnects: How often a working connection was lost.
         rtt_ms: Last measured round trip, ``None`` before the first.
-        denials: Permission violations seen.
         last_error: Why the broker cannot be reached, empty while it is.
     """
 
@@ -58,16 +58,15 @@ class Connection:
         self._subscriptions: dict[bytes, Subscription] = {}
         self._next_sid = _FIRST_SID
         self._hooks: list[ConnectHook] = []
-        self._deny_listeners: dict[str, list[Callable[[Denied], None]]] = {}
+        self._rights = Rights(loop.time)
+        self._unheard: set[str] = set()
         self._up = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
-        self._last_denied_log = float("-inf")
         self._max_payload = 1024 * 1024
         self._version = (0, 0, 0)
         self.closed: asyncio.Future[str] = loop.create_future()
         self.reconnects = 0
         self.rtt_ms: float | None = None
-        self.denials = 0
         self.last_error = ""
         self._attach(self._inbox + "*", self._on_answer)
 
@@ -116,6 +115,28 @@ class Connection:
         return self._client
 
     @property
+    def denials(self) -> int:
+        """Permission violations seen."""
+        return self._rights.denials
+
+    @property
+    def rights_lost(self) -> list[str]:
+        """What the broker's permissions refuse now of what this connection does, as sentences.
+
+        A subscription is proven, and made anew, every ``prove_interval_ms``. A publish counts until
+        it works, or for a minute.
+        """
+        deaf = {one.subject: None for one in self._subscriptions.values() if one.denied}
+        return [
+            f"the broker refuses {what} {named(subjects)}"
+            for what, subjects in (
+                ("to let us listen to", list(deaf)),
+                ("what we publish to", self._rights.refused()),
+            )
+            if subjects
+        ]
+
+    @property
     def server_version(self) -> tuple[int, int, int]:
         """Version of the server last connected to."""
         return self._version
@@ -154,17 +175,18 @@ class Connection:
         if self._client is not None:
             await self._run_hook(hook, self._client)
 
+    def off_connect(self, hook: ConnectHook) -> None:
+        """Undo ``on_connect``; nothing happens if it was not done."""
+        if hook in self._hooks:
+            self._hooks.remove(hook)
+
     def on_denied(self, subject: str, listener: Callable[[Denied], None]) -> None:
         """Tell ``listener`` when publishing to ``subject`` is refused by permissions."""
-        self._deny_listeners.setdefault(subject, []).append(listener)
+        self._rights.listen(subject, listener)
 
     def off_denied(self, subject: str, listener: Callable[[Denied], None]) -> None:
         """Undo ``on_denied``."""
-        listeners = self._deny_listeners.get(subject, [])
-        if listener in listeners:
-            listeners.remove(listener)
-        if not listeners:
-            self._deny_listeners.pop(subject, None)
+        self._rights.unlisten(subject, listener)
 
     def begin(
         self, subject: str, header: bytes, data: bytes, timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -385,13 +407,32 @@ class Connection:
 
     async def _watch(self, client: WireClient) -> None:
         interval_s = self._options.watchdog_interval_ms / 1000
+        prove_at = self._loop.time() + self._options.prove_interval_ms / 1000
         while True:
             await asyncio.sleep(interval_s)
+            proving: list[Subscription] = []
+            if self._loop.time() >= prove_at:
+                prove_at = self._loop.time() + self._options.prove_interval_ms / 1000
+                proving = self._ask_again(client)
             try:
                 self.rtt_ms = await client.round_trip(self._options.connect_timeout_ms) / 1000
             except TimeoutError:
                 client.lose("no answer to a ping")
                 return
+            for subscription in proving:
+                subscription.denied = subscription.subject in self._unheard
+
+    def _ask_again(self, client: WireClient) -> list[Subscription]:
+        """Ask for every subscription under its own number once more.
+
+        A reload of the broker's permissions takes away what is no longer allowed and never brings
+        it back. One that stands is not made twice; what is refused is known before the next pong.
+        """
+        self._unheard.clear()
+        subscriptions = list(self._subscriptions.values())
+        for subscription in subscriptions:
+            client.put(subscription.command)
+        return subscriptions
 
     def _lose(self, reason: str, *, intended: bool = False) -> None:
         if self._client is None:
@@ -444,7 +485,9 @@ class Connection:
         client.put(subscription.command)
 
     def _on_answer(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
-        self._requests.answer(subject[len(self._inbox_bytes) :], header, data)
+        asked = self._requests.answer(subject[len(self._inbox_bytes) :], header, data)
+        if asked is not None:
+            self._rights.allow(asked)
 
     def _on_violation(self, violation: Violation) -> None:
         """Fail what was refused at once; it would look like a timeout otherwise.
@@ -452,20 +495,19 @@ class Connection:
         The broker does not say which of several messages on one subject it refused. All of them
         fail: if the right was taken away between two of them, the first may have been stored.
         """
-        self.denials += 1
         subject = violation.subject
-        error = Denied(f"{violation.kind} is refused on {subject}", subject=subject)
+        deaf = [
+            subscription
+            for subscription in self._subscriptions.values()
+            if violation.kind == "subscribe" and subscription.subject == subject
+        ]
+        known = bool(deaf) and all(subscription.denied for subscription in deaf)
+        error = self._rights.refuse(violation, known=known)
         if violation.kind == "subscribe":
-            for subscription in self._subscriptions.values():
-                if subscription.subject == subject:
-                    subscription.denied = True
+            self._unheard.add(subject)
+            for subscription in deaf:
+                subscription.denied = True
         elif violation.kind == "reply":
             self._requests.fail(subject[len(self._inbox) :].encode(), error)
         else:
             self._requests.fail_subject(subject, error)
-        for listener in list(self._deny_listeners.get(subject, ())):
-            listener(error)
-        now = self._loop.time()
-        if now - self._last_denied_log >= 1.0:
-            self._last_denied_log = now
-            _log.warning("permission_denied", kind=violation.kind, subject=subject)

@@ -171,6 +171,7 @@ class ConsumerInfo:
         waiting: Pull requests that wait for messages.
         delivered_seq: Stream sequence of the last message it delivered.
         ack_floor_seq: Stream sequence below which everything is acknowledged.
+        paused: Whether it delivers nothing until an instant that somebody chose.
     """
 
     name: str
@@ -181,6 +182,7 @@ class ConsumerInfo:
     waiting: int
     delivered_seq: int
     ack_floor_seq: int
+    paused: bool
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> "ConsumerInfo":
@@ -194,6 +196,7 @@ class ConsumerInfo:
             waiting=raw.get("num_waiting", 0),
             delivered_seq=raw.get("delivered", {}).get("stream_seq", 0),
             ack_floor_seq=raw.get("ack_floor", {}).get("stream_seq", 0),
+            paused=bool(raw.get("paused")),
         )
 
 

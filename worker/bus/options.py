@@ -51,6 +51,7 @@ class ConnectOptions:
         inbox_prefix: Where replies to us arrive; a user's permissions may name their own.
         ping_interval_s: How often the client pings, 10 at most.
         watchdog_interval_ms: How often a full round trip is proved.
+        prove_interval_ms: How often every subscription is proven, and made anew if it was dropped.
         connect_timeout_ms: Longest wait for one server to accept us.
         refused_limit_ms: How long a reachable broker may refuse our credentials before the
             connection is closed for good.
@@ -65,6 +66,7 @@ class ConnectOptions:
     inbox_prefix: str = "_INBOX"
     ping_interval_s: int = 10
     watchdog_interval_ms: int = 3_000
+    prove_interval_ms: int = 10_000
     connect_timeout_ms: int = 5_000
     refused_limit_ms: int = 25_000
 

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from schemas import headers as names
 from worker import logs
+from worker.bus.comparison import Severity, compare_durable
 from worker.bus.delivery import PROGRESS, Delivery
-from worker.bus.errors import BusError, ConsumerMissing
+from worker.bus.errors import BusError, ConsumerMissing, Unavailable
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import NS_PER_MS
 from worker.bus.pulling import PullLink
@@ -28,6 +30,9 @@ MAX_OWED: Final = 10_000
 LONGEST_WORK_MS: Final = 120_000
 """For how long progress is told of one delivery; what hangs longer is handed out again."""
 
+PROVE_EVERY_S: Final = 10.0
+"""How often the durable is compared with what it has to be."""
+
 LOG_EVERY_S: Final = 30.0
 _log = logs.get("tidegate.bus")
 
@@ -38,8 +43,9 @@ class Puller:
     The handler acknowledges. What it raises is logged and the message is refused with a growing
     delay. While a message is here the broker is told again and again that it is being worked on, so
     that ``ack_wait`` may be short: it says how long nobody misses a process that was killed or
-    stopped. A durable that vanished is made again from ``config``; while the broker is away nothing
-    is asked and nothing spins.
+    stopped. A durable that vanished is made again from ``config``, and so is one that was changed
+    so that it would leave messages out; one that was paused is named. While the broker is away
+    nothing is asked and nothing spins.
 
     Args:
         js: Where.
@@ -80,6 +86,7 @@ class Puller:
         self._done: asyncio.Event = asyncio.Event()
         self._last_log = float("-inf")
         self._suppressed = 0
+        self._held_up: BusError | None = None
         self.problem: BusError | None = None
         self.handled = 0
 
@@ -135,6 +142,8 @@ class Puller:
 
     async def _feed(self, link: PullLink, limit: int) -> None:
         failures = 0
+        clock = asyncio.get_running_loop().time
+        prove_at = clock() + PROVE_EVERY_S
         while not self._stop.is_set():
             link.wake.clear()
             if link.cut:
@@ -150,11 +159,14 @@ class Puller:
             if link.trouble is not None:
                 failures = await self._look(link, failures)
                 continue
+            if clock() >= prove_at:
+                prove_at = clock() + PROVE_EVERY_S
+                await self._prove()
             if link.early_ends > 1:
                 await self._pause(BACKOFF_MS[min(link.early_ends - 2, len(BACKOFF_MS) - 1)])
             if link.outstanding:
                 failures = 0
-                self.problem = None
+                self.problem = self._held_up
             free = limit - link.outstanding - len(self._queue) - len(self._workers)
             if free > 0 and (free * 2 >= limit or not link.outstanding):
                 try:
@@ -213,6 +225,32 @@ class Puller:
         await self._pause(BACKOFF_MS[min(failures, len(BACKOFF_MS) - 1)])
         return failures + 1
 
+    async def _prove(self) -> bool:
+        """Compare the durable with what it has to be: nothing else tells that it leaves work out.
+
+        What it was never asked to deliver it passes over for good, so one with another filter is
+        not corrected but made anew: whatever is delivered again is recognised.
+
+        Returns:
+            Whether it will be made anew.
+        """
+        try:
+            info = await self._js.consumer_info(self._stream, self._durable)
+            differences = compare_durable(self._stream, self._config, info.config)
+            wrong = [one for one in differences if one.severity is Severity.DANGER]
+            self._held_up = None
+            if info.paused:
+                self._held_up = Unavailable(f"the durable {self._durable} is paused")
+            elif wrong:
+                shown = "; ".join(map(str, wrong))
+                _log.warning("durable_differs", durable=self._durable, differences=shown)
+                # Our pulls end with it, and whoever finds it missing makes it again.
+                await self._js.consumer_delete(self._stream, self._durable)
+                return True
+        except BusError as error:
+            self._log_rarely("durable_not_proven", error=error.message, reason=error.reason)
+        return False
+
     async def _pause(self, wait_ms: int) -> None:
         """Wait, or until ``stop``; what arrives meanwhile does not cut it short."""
         with contextlib.suppress(TimeoutError):
@@ -267,6 +305,9 @@ class Puller:
         if handle is None:
             return
         try:
+            if names.MSG_SIZE in delivery.headers and not delivery.data and await self._prove():
+                # The durable was edited to leave bodies out; this one comes again, whole.
+                return
             await handle(delivery)
         except Exception as error:
             self._log_rarely(

@@ -54,18 +54,23 @@ class Requests:
             self._arm(due)
         return token, future
 
-    def answer(self, token: bytes, header: bytes, data: bytes) -> None:
-        """Deliver an answer; one that nobody waits for any more is dropped."""
+    def answer(self, token: bytes, header: bytes, data: bytes) -> str | None:
+        """Deliver an answer; one that nobody waits for any more is dropped.
+
+        Returns:
+            The subject that was asked; ``None`` if nobody waited for it.
+        """
         entry = self._pending.pop(token, None)
         if entry is None:
-            return
+            return None
         future, subject = entry
         if future.done():
-            return
+            return subject
         if not data and header.startswith(_NO_RESPONDERS):
             future.set_exception(Unavailable(f"nobody serves {subject}", subject=subject))
         else:
             future.set_result((header, data))
+        return subject
 
     def fail_subject(self, subject: str, error: BusError) -> int:
         """Fail every request on ``subject``; returns how many there were."""

@@ -16,7 +16,7 @@ from schemas.names import Names, kv_stream
 from schemas.records import SpecRecord, StatusRecord
 from schemas.subjects import Checkpoint
 from worker import logs
-from worker.bus.errors import StreamMissing
+from worker.bus.errors import BusError, Denied, StreamMissing
 from worker.bus.follow import Follower
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StoredMessage
@@ -125,18 +125,33 @@ class Feed:
                 again.cancel()
                 await asyncio.gather(following, again, return_exceptions=True)
             self._again.clear()
-            await self._reset()
+            await self._reset_in_time()
+
+    async def _reset_in_time(self) -> None:
+        """Begin anew once the broker says which streams there are."""
+        while True:
+            try:
+                await self._reset()
+            except BusError as error:
+                await self._wait(error)
+            else:
+                return
 
     async def _follow_while_there(self) -> None:
         """Follow; a stream that is missing is waited for, since that says nothing about records."""
         while True:
             try:
                 await self._follow_all()
-            except StreamMissing as error:
-                if not self._trouble:
-                    log.error("stream_missing", space=self._names.space, error=error.message)  # noqa: TRY400 - no traceback for an operator's doing
-                self._trouble = "a stream of the checkpoint plane is missing on the broker"
-                await asyncio.sleep(MISSING_PAUSE_S)
+            except (StreamMissing, Denied) as error:
+                await self._wait(error)
+
+    async def _wait(self, error: BusError) -> None:
+        if not self._trouble:
+            log.error("feed_waits", space=self._names.space, error=error.message)
+        missing = isinstance(error, StreamMissing)
+        what = "a stream of the checkpoint plane is missing on the broker"
+        self._trouble = what if missing else f"the index is not fed: {error.message}"
+        await asyncio.sleep(MISSING_PAUSE_S)
 
     async def _reset(self) -> None:
         marks = {

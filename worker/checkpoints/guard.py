@@ -23,6 +23,8 @@ log = logs.get()
 
 FLUSH_EVERY_S = 0.5
 IN_FLIGHT = 64
+MAX_PENDING = 100_000
+"""Settlements that wait for room on the local disk; beyond, the oldest are not noted."""
 
 
 class Guard:
@@ -99,6 +101,9 @@ class Guard:
 
     def note(self, settled: Settled) -> None:
         """Remember a settlement; it is written within half a second."""
+        if len(self._pending) >= MAX_PENDING:
+            # The disk has had no room for long; memory is not to be the next.
+            del self._pending[0]
         self._pending.append(Settlement(settled.target, settled.status.record))
 
     async def check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
@@ -123,10 +128,12 @@ class Guard:
 
     async def _check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
         await self.flush()
-        now = {stream: await self._look(stream) for stream in self._streams()}
         back: list[str] = []
-        for stream, seen in now.items():
+        now: dict[str, Seen] = {}
+        for stream in self._streams():
+            # In this order: what is noted meanwhile is newer than the look, and would look lost.
             before = await self._thread.run(self._it.seen, stream)
+            seen = now[stream] = await self._look(stream)
             if before is not None and (before.created != seen.created or seen.last < before.last):
                 back.append(stream)
         if back:

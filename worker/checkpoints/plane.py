@@ -258,6 +258,7 @@ class CheckpointPlane:
     async def stop(self) -> None:
         """Take nothing new, finish what is in hand, close the files."""
         self._stopping.set()
+        self._conn.off_connect(self._reconnected)
         await asyncio.gather(
             *(puller.stop(limit_ms=2_500) for puller in self._pullers.values()),
             return_exceptions=True,

@@ -94,7 +94,7 @@ class Recovery:
         except BusError as trouble:
             _log.warning("recovery_waits", reason=trouble.reason, error=trouble.message)
             await asyncio.sleep(AGAIN_S)
-        except (BehindLog, SnapshotDamaged) as trouble:
+        except LedgerError as trouble:
             self._runner.halt(trouble.reason, trouble.message)
             await asyncio.sleep(5 * AGAIN_S)
 
@@ -157,6 +157,8 @@ class Recovery:
                     await self._runner.check_log(alone=not heard)
                 except Regressed:
                     continue
+                except MetRebase as met:
+                    await self._adopt(met.rebase)
                 return
 
     async def _is_stale(self, info: StreamInfo) -> bool:

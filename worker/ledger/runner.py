@@ -180,11 +180,13 @@ class Runner:
         """
         if not alone:
             self._check_alarm()
-        info = await self._watch.refresh()
+        # In this order: what is folded and noted meanwhile is newer than the look at the log, and
+        # would look lost.
+        watermark = self.position.watermark
         remembered, notes = await self.database.read(
             lambda db, _: (Remembered.read(db), regression.Notes.read(db))
         )
-        watermark = self.position.watermark
+        info = await self._watch.refresh()
         await regression.prove(self._js, info, watermark, remembered, notes)
         rebase = await regression.find_rebase(
             self._js, self.database.names, info, watermark, self.position.epoch + 1
@@ -192,8 +194,8 @@ class Runner:
         if rebase is not None:
             # What lies before it belongs to the next epoch already, from its common part on.
             raise regression.MetRebase(rebase)
-        if info.first_seq > watermark + 1:
-            raise BehindLog(watermark, info.first_seq)
+        if info.first_seq > self.position.watermark + 1:
+            raise BehindLog(self.position.watermark, info.first_seq)
         if notes.created != info.created:
             database = self.database
             await database.run(lambda: database.fold.note({regression.CREATED: info.created}))
