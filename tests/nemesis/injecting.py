@@ -1,20 +1,33 @@
 """Doing to an arena what a schedule says, undoing it, and writing both down."""
 
 import asyncio
+import contextlib
+import itertools
+import random
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
 
 from schemas.names import kv_stream
 from tests.nemesis.arena.arena import Arena
 from tests.nemesis.arena.disks import Disk, Slowness
 from tests.nemesis.arena.workers import FullPipe, broken_pipe
 from tests.nemesis.schedule import Planned
+from tests.support import odd_bytes
+from tests.support.stranger import Stranger
 from worker.bus.errors import BusError
 
 ATTACHED_S = 0.3
 """After so long strace has been refused, if it is."""
+
+CUT_S = 0.5
+SAID_EVERY_S = 0.1
+STRANGE: Final = (
+    *("cmd.*.*.cp.resume.*.*", "cmd.*.*.cp.*.*.*", "cmd.*.*.adm.enqueue.*", "cmd.*.*.adm.*"),
+    *("cmd.*.*.cap.bump.*", "cmd.*.*.cap.*.*.*", "cmd.*.*.sys.*", "qry.*.*.cp.*", "hb.*.*"),
+)
+"""Where strangers speak; whoever they mean is nobody of the traffic."""
 
 Undo = Callable[[], Awaitable[None]]
 
@@ -65,13 +78,21 @@ class Nemesis:
     async def _begin(self, one: Planned) -> Undo:
         name, _, what = one.fault.partition("-")
         match name, what:
-            case ("kill" | "freeze" | "step" | "fail" | "fill" | "slow", _):
+            case ("kill" | "freeze" | "step" | "fail" | "fill" | "slow" | "pause", _):
                 begin: Callable[[Planned], Awaitable[Undo]] = getattr(
                     self, f"_{one.fault.replace('-', '_')}"
                 )
                 return await begin(one)
             case ("cut", "link"):
                 return await self._links([one.target], "cut", "both")
+            case ("muddle", _):
+                return await self._links(self._arena.links_of("client"), name, seed=one.detail)
+            case ("lag", _):
+                return await self._links(self._arena.links_of(one.target), name)
+            case ("revoke", _):
+                return await self._revoke(one)
+            case ("speak", _):
+                return await self._speak(one)
             case ("cut" | "stall" | "swallow", _):
                 who = "client" if what == "clients" else one.target
                 return await self._links(self._arena.links_of(who), name, one.detail)
@@ -88,10 +109,52 @@ class Nemesis:
                 return await self._delete_readers(one)
         raise AssertionError(one)
 
-    async def _links(self, names: list[str], mode: Any, way: Any) -> Undo:
+    async def _links(
+        self, names: list[str], mode: Any, way: Any = "both", *, seed: str = ""
+    ) -> Undo:
         links = self._arena.links
-        await links.turn(names, mode, way or "both")
+        await links.turn(names, mode, way or "both", seed=seed)
         return lambda: links.turn(names, "open")
+
+    async def _pause_machine(self, one: Planned) -> Undo:
+        """A worker and a broker stand still together, and whatever falls due meanwhile waits."""
+        _, worker, broker = one.target.split("-")
+        slot = self._arena.slot(f"w{worker}")
+        server = self._arena.brokers.servers[int(broker)]
+        slot.send(signal.SIGSTOP)
+        server.send(signal.SIGSTOP)
+
+        async def undo() -> None:
+            server.send(signal.SIGCONT)
+            slot.send(signal.SIGCONT)
+
+        return undo
+
+    async def _revoke(self, one: Planned) -> Undo:
+        brokers = self._arena.brokers
+        await brokers.permit(brokers.rights_without(one.detail))
+        return lambda: brokers.permit({})
+
+    async def _speak(self, one: Planned) -> Undo:
+        """Somebody says bytes on commands, queries and beats, until it is undone."""
+        speaking = asyncio.create_task(self._say(one.detail))
+
+        async def undo() -> None:
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
+
+        return undo
+
+    async def _say(self, seed: str) -> None:
+        rng = random.Random(seed)
+        grants = {"": [f"{self._arena.names.prefix}.{tail}" for tail in STRANGE]}
+        messages = odd_bytes.drawn(rng, grants)
+        while True:
+            server = rng.choice(self._arena.brokers.servers)
+            async with Stranger(server.port, "", "") as stranger:
+                with contextlib.suppress(TimeoutError):
+                    await stranger.say(itertools.islice(messages, 20))
+            await asyncio.sleep(SAID_EVERY_S)
 
     async def _kill_worker(self, one: Planned) -> Undo:
         slot = self._arena.slot(one.target)
@@ -144,6 +207,16 @@ class Nemesis:
 
     async def _fill_ledger_disk(self, one: Planned) -> Undo:
         return await _fill(self._arena.slot(one.target).disk)
+
+    async def _fill_and_cut_worker(self, one: Planned) -> Undo:
+        """Its connection is lost while its disk is full, and comes back before there is room."""
+        slot = self._arena.slot(one.target)
+        empty = await _fill(slot.disk)
+        links = self._arena.links_of(slot.name)
+        await self._arena.links.turn(links, "cut")
+        await asyncio.sleep(CUT_S)
+        await self._arena.links.turn(links, "open")
+        return empty
 
     async def _slow_ledger_disk(self, one: Planned) -> Undo:
         pid = self._arena.slot(one.target).pid

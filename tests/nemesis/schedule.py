@@ -45,6 +45,11 @@ class _Kind:
 
 
 WAYS: Final = ("up", "down", "both")
+CHANCES: Final = tuple(map(str, range(1, 10)))
+"""Seeds of what is left to chance within a fault."""
+
+RIGHTS: Final = (".res.", ".fact.", ".grant.", ".armed", ".epf.", "_records_", ".qry.", ".hb.")
+"""Words of the rights that a worker is deprived of."""
 KINDS: Final[dict[str, _Kind]] = {
     "kill-worker": _Kind(6, "worker", 0.0, 4.0),
     "freeze-worker": _Kind(5, "worker", 0.5, 8.0),
@@ -68,6 +73,12 @@ KINDS: Final[dict[str, _Kind]] = {
     "cut-clients": _Kind(3, "clients", 0.0, 3.0),
     "stall-clients": _Kind(2, "clients", 0.5, 5.0, WAYS),
     "swallow-clients": _Kind(2, "clients", 0.5, 5.0, WAYS),
+    "muddle-clients": _Kind(5, "clients", 1.0, 6.0, CHANCES),
+    "lag-worker": _Kind(5, "worker", 1.0, 8.0),
+    "pause-machine": _Kind(4, "machine", 1.0, 8.0),
+    "fill-and-cut-worker": _Kind(2, "worker", 1.5, 5.0),
+    "revoke-right": _Kind(3, "right", 1.0, 6.0, RIGHTS),
+    "speak-strangely": _Kind(3, "strangers", 0.5, 3.0, CHANCES),
 }
 APART_S: Final = (0.3, 4.0)
 """Least and longest time between the beginnings of two faults."""
@@ -89,6 +100,8 @@ def targets(on: str, brokers: int) -> list[str]:
             return [f"broker-{number}" for number in range(brokers)]
         case "pair":
             return [f"brokers-{a}-{b}" for a in range(brokers) for b in range(a)]
+        case "machine":
+            return [f"machine-{worker}-{worker % brokers}" for worker in range(2)]
         case "stream":
             return list(STREAMS)
         case "durable":
@@ -139,6 +152,9 @@ def _parts(target: str) -> tuple[str, ...]:
     if target.startswith("brokers-"):
         _, a, b = target.split("-")
         return (f"broker-{a}", f"broker-{b}")
+    if target.startswith("machine-"):
+        _, worker, broker = target.split("-")
+        return (f"w{worker}", f"broker-{broker}")
     if target.startswith("w"):
         return (target.partition("-")[0],)
     return (target,)

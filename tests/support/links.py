@@ -2,23 +2,36 @@
 
 ``python -m tests.support.links`` takes one JSON command a line on standard input and answers each
 on standard output; ``Links`` drives it. A link listens on loopback and forwards to one port. Its
-process ends when standard input does.
+process ends when standard input does. A framed link knows where messages begin and end.
 """
 
 import asyncio
 import json
+import random
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
-Mode = Literal["open", "cut", "stall", "swallow"]
+from tests.support.frames import Frame, Frames
+
+Mode = Literal["open", "cut", "stall", "swallow", "muddle", "lag"]
 """``cut``: closed, and refused; ``stall``: nothing passes, nothing is lost; ``swallow``: bytes
-vanish as if the other end were gone, so the connection is closed when the link opens again."""
+vanish as if the other end were gone, so the connection is closed when the link opens again.
+
+Of framed links only: ``muddle``: messages from the target are lost, doubled, late and out of order,
+and now and then the connection with them; ``lag``: what consumers of the log are handed is held up,
+and nothing else, so that whoever folds it falls behind and goes on answering.
+"""
 
 Way = Literal["both", "up", "down"]
 """``up``: from who connected to the target."""
 
 _HIGH = 1 << 20
+_LOG: Final = b"$JS.ACK.LOG_"
+"""How the reply of a message begins that a consumer of the log is handed."""
+
+_FATES: Final = {"pass": 60, "drop": 12, "double": 10, "late": 16, "cut": 2}
+_LATEST_S: Final = 3.0
 
 
 @dataclass(eq=False)
@@ -28,6 +41,8 @@ class _Link:
     target: int
     mode: Mode = "open"
     way: Way = "both"
+    framed: bool = False
+    rng: random.Random = field(default_factory=random.Random)
     pairs: set["_Pair"] = field(default_factory=set)
 
     def does(self, mode: Mode, way: Way) -> bool:
@@ -41,6 +56,7 @@ class _Link:
             else:
                 pair.near.adapt()
                 pair.far.adapt()
+                pair.far.release()
 
 
 class _Side(asyncio.Protocol):
@@ -52,6 +68,8 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._full = False
         self._waiting: list[bytes] = []
+        self._frames = Frames() if pair.link.framed and way == "down" else None
+        self._held: list[bytes] = []
 
     @property
     def other(self) -> "_Side":
@@ -70,13 +88,46 @@ class _Side(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.pair.link.does("swallow", self.way):
             self.pair.tainted = True
-        else:
+        elif self._frames is None:
             self.other.write(data)
+        else:
+            for frame in self._frames.feed(data):
+                self._pass(frame)
+
+    def _pass(self, frame: Frame) -> None:
+        """A whole frame from the target goes its way, as the link's mode has it."""
+        link = self.pair.link
+        if link.mode == "lag" and frame.reply.startswith(_LOG):
+            self._held.append(frame.raw)
+            return
+        fate = "pass"
+        if link.mode == "muddle" and frame.verb in (b"MSG", b"HMSG"):
+            (fate,) = link.rng.choices(list(_FATES), list(_FATES.values()))
+        match fate:
+            case "drop":
+                return
+            case "late":
+                late_s = link.rng.uniform(0.0, _LATEST_S)
+                asyncio.get_running_loop().call_later(late_s, self.other.write, frame.raw)
+                return
+            case "cut":
+                self.pair.abort()
+                return
+            case "double":
+                self.other.write(frame.raw)
+        self.other.write(frame.raw)
+
+    def release(self) -> None:
+        """Hand on what was held up, unless it still is."""
+        if self.pair.link.mode != "lag":
+            for raw in self._held:
+                self.other.write(raw)
+            self._held.clear()
 
     def write(self, data: bytes) -> None:
         if self.transport is None:
             self._waiting.append(data)
-        else:
+        elif not self.transport.is_closing():
             self.transport.write(data)
 
     def adapt(self) -> None:
@@ -151,7 +202,8 @@ async def _serve() -> None:
         order: dict[str, Any] = json.loads(line)
         answer: dict[str, Any] = {}
         if "add" in order:
-            link = links[order["add"]] = _Link(order["target"])
+            rng = random.Random(order["add"])
+            link = links[order["add"]] = _Link(order["target"], framed=order["framed"], rng=rng)
             server = await loop.create_server(
                 lambda link=link: _Pair(link).near,  # type: ignore[misc]  # bound at once
                 "127.0.0.1",
@@ -160,6 +212,8 @@ async def _serve() -> None:
             answer["port"] = server.sockets[0].getsockname()[1]
         else:
             for name in order["links"]:
+                if order["seed"]:
+                    links[name].rng.seed(f"{order['seed']}/{name}")
                 links[name].turn(order["mode"], order["way"])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
@@ -196,14 +250,17 @@ class Links:
             self._process.kill()
             await self._process.wait()
 
-    async def add(self, name: str, target: int) -> int:
+    async def add(self, name: str, target: int, *, framed: bool = False) -> int:
         """A new link to a port; where it listens."""
-        self.ports[name] = (await self._order({"add": name, "target": target}))["port"]
+        order = {"add": name, "target": target, "framed": framed}
+        self.ports[name] = (await self._order(order))["port"]
         return self.ports[name]
 
-    async def turn(self, names: list[str], mode: Mode, way: Way = "both") -> None:
-        """Change what links do."""
-        await self._order({"links": names, "mode": mode, "way": way})
+    async def turn(
+        self, names: list[str], mode: Mode, way: Way = "both", *, seed: str = ""
+    ) -> None:
+        """Change what links do; ``seed`` decides every chance from now on."""
+        await self._order({"links": names, "mode": mode, "way": way, "seed": seed})
 
     async def _order(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from schemas.names import Names
 from schemas.subjects import Speaker
-from tests.nemesis.arena.brokers import Brokers
+from tests.nemesis.arena.brokers import NEMESIS_USER, Brokers
 from tests.nemesis.arena.workers import Slot
 from tests.nemesis.history.recorder import RecordedClient, Recorder
 from tests.support.links import Links
@@ -74,7 +74,7 @@ class Arena:
         await self.brokers.start(self.directory, SPACE, self._count)
         for number, server in enumerate(self.brokers.servers):
             for name in (*WORKERS, "client"):
-                await self.links.add(f"{name}-{number}", server.port)
+                await self.links.add(f"{name}-{number}", server.port, framed=True)
         self.conn = await Connection.open(self.direct_options(), name="nemesis")
         self._stack.push_async_callback(self.conn.close)
         self.js = JetStream(self.conn)
@@ -147,7 +147,7 @@ class Arena:
     def direct_options(self) -> ConnectOptions:
         """To the brokers themselves, in the workers' account."""
         urls = tuple(server.url for server in self.brokers.servers)
-        return ConnectOptions(urls, user=conf.WORKER_USER, password=WORKER_PASSWORD)
+        return ConnectOptions(urls, user=NEMESIS_USER, password=WORKER_PASSWORD)
 
     def client(self, speaker: Speaker) -> RecordedClient:
         """A client through the clients' links."""

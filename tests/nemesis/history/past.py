@@ -21,6 +21,9 @@ from tests.nemesis.history.events import (
 )
 
 LEDGER = frozenset({"adm", "cap", "sys"})
+UNKNOWN = ("_", "invalid")
+"""Whom a command's result is addressed to whose speaker does not parse."""
+
 SETTLED = frozenset({"resumed", "expired"})
 
 
@@ -171,8 +174,9 @@ class History:
             tail = self.tail(message, "res")
             if tail is None:
                 continue
-            ledger = len(tail) == 5 and tail[2] in LEDGER
             parts = tail[-1].split("-")
+            nobody = tail[:2] == UNKNOWN
+            ledger = len(parts) == 2 if nobody else len(tail) == 5 and tail[2] in LEDGER
             if len(parts) == (2 if ledger else 1):
                 found[ledger, int(parts[-1])].append(message)
         return found

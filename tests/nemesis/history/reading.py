@@ -76,10 +76,15 @@ def _stored(kind: Kind, message: StoredMessage) -> Stored:
         kind=kind,
         seq=message.seq,
         time_ns=message.time_ns,
-        subject=message.subject,
-        command_id=message.headers.get(h.COMMAND, ""),
+        subject=_printable(message.subject),
+        command_id=_printable(message.headers.get(h.COMMAND, "")),
         body=body,
     )
+
+
+def _printable(text: str) -> str:
+    """What a stranger said, as something that JSON can hold."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 async def patiently(read: Callable[[], Awaitable[T]], limit_s: float) -> T:
