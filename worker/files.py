@@ -56,8 +56,13 @@ def _write_beside(path: Path, content: bytes) -> Path:
     private_dir(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        # On a full disk every attempt would leave one more.
+        temporary.unlink(missing_ok=True)
+        raise
     return temporary

@@ -6,6 +6,8 @@ readable by their owner only.
 """
 
 import base64
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -136,15 +138,24 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
 def replica_id(data_dir: Path, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
     """The random id of the worker that owns a data directory; made once and kept.
 
+    It only tells workers apart: what is kept there and is none is replaced, and on a full disk a
+    new one serves for this life.
+
     Raises:
-        BadIdentity: If what is kept there is not one.
+        OSError: If the file can be neither read nor written.
     """
     path = data_dir / "replica"
-    files.create_private(path, new_uid(random_bytes).encode())
-    kept = path.read_text(encoding="utf-8").strip()
-    if not tokens.is_uid(kept):
-        raise BadIdentity(f"{path} does not hold a replica id; remove it to get a new one")
-    return kept
+    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+        kept = path.read_text(encoding="utf-8").strip()
+        if tokens.is_uid(kept):
+            return kept
+    made = new_uid(random_bytes)
+    try:
+        files.replace_private(path, made.encode())
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    return made
 
 
 def _path_of(data_dir: Path, principal: str) -> Path:

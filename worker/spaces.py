@@ -4,6 +4,7 @@ The id that setup stamped on a space's streams is remembered in the data directo
 whose broker was replaced by another one (or whose data directory belongs to another) refuses.
 """
 
+import errno
 import secrets
 from pathlib import Path
 
@@ -141,10 +142,18 @@ def _nothing_there(space: str, known: str | None) -> str:
 
 def _remembered(data_dir: Path, space: str) -> str | None:
     try:
-        return (space_dir(data_dir, space) / "space-id").read_text().strip() or None
+        raw = (space_dir(data_dir, space) / "space-id").read_bytes()
+        return raw.decode("utf-8", "replace").strip() or None
     except FileNotFoundError:
         return None
 
 
 def _remember(data_dir: Path, space: str, space_id: str) -> None:
-    files.replace_private(space_dir(data_dir, space) / "space-id", f"{space_id}\n".encode())
+    path = space_dir(data_dir, space) / "space-id"
+    try:
+        files.replace_private(path, f"{space_id}\n".encode())
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # It is noted at the next start; checkpoints need not wait for that.
+        log.warning("space_id_not_noted", space=space, path=str(path), error=error.strerror)

@@ -160,6 +160,13 @@ CHECKPOINTS: Final = Group(
             Retry.SAME,
         ),
         Reason(
+            "index-building",
+            (Code.UNAVAILABLE,),
+            "This worker's list of waiting checkpoints is being built, or its disk is full.",
+            "Ask again soon; what waits settles all the same.",
+            Retry.SAME,
+        ),
+        Reason(
             "clock-unsure",
             (Code.UNAVAILABLE,),
             "In the log only: the broker's time came into doubt while a command was judged.",

@@ -70,7 +70,7 @@ async def test_a_broker_lost_while_the_index_begins_anew_ends_nothing(own_space:
         plane = checkpoints(worker, own_space)
         await eventually(plane._feed.caught_up.is_set)
         await asyncio.to_thread(own_space.server.kill)
-        await plane._feed.rebuild()
+        plane._feed.rebuild()
         await eventually(lambda: "index is not fed" in plane._feed.trouble)
         assert not worker.done.done()
         await asyncio.to_thread(own_space.server.start)

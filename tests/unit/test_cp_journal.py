@@ -51,8 +51,8 @@ def test_settlements_and_positions_survive_a_restart(path: Path) -> None:
     journal = Journal(path)
     kept = {one.target: one for one in journal.settlements()}
     assert kept == {one.target: one for one in (expired(), resumed())}
-    assert journal.seen("s") == Seen("created", 7)
-    assert journal.seen("other") is None
+    assert journal.seen()["s"] == Seen("created", 7)
+    assert "other" not in journal.seen()
     journal.close()
 
 
@@ -79,7 +79,7 @@ def test_a_settlement_noted_again_is_one_row_and_a_position_moves(path: Path) ->
     journal.note([expired()], {"s": Seen("c", 1)}, 1_000)
     journal.note([expired()], {"s": Seen("d", 9)}, 2_000)
     assert list(journal.settlements()) == [expired()]
-    assert journal.seen("s") == Seen("d", 9)
+    assert journal.seen()["s"] == Seen("d", 9)
     journal.close()
 
 

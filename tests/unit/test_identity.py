@@ -93,9 +93,14 @@ def test_a_new_uid_matches_its_grammar_and_differs() -> None:
 def test_the_replica_id_is_kept(tmp_path: Path) -> None:
     first = identity.replica_id(tmp_path)
     assert identity.replica_id(tmp_path) == first
-    (tmp_path / "replica").write_text("not one")
-    with pytest.raises(BadIdentity, match="replica id"):
-        identity.replica_id(tmp_path)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"not one", b"\xff\xfe\x00", b"a" * 100_000])
+def test_a_damaged_replica_id_is_made_anew_and_kept(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "replica").write_bytes(damaged)
+    made = identity.replica_id(tmp_path)
+    assert tokens.is_uid(made)
+    assert identity.replica_id(tmp_path) == made
 
 
 def test_a_reserved_name_is_never_the_default(tmp_path: Path) -> None:

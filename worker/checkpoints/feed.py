@@ -5,12 +5,14 @@ itself are proven already and cost no look later.
 """
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from schemas import subjects
-from schemas.codes import BadInput
+from schemas.codes import BadInput, Code
 from schemas.limits import MAX_RECORD_BYTES
 from schemas.names import Names, kv_stream
 from schemas.records import SpecRecord, StatusRecord
@@ -30,8 +32,10 @@ from worker.checkpoints.index import (
     SettledSeen,
     SpecSeen,
     WaitingSeen,
+    throw_away,
 )
-from worker.checkpoints.local import LocalThread
+from worker.checkpoints.local import NO_ROOM, LocalThread
+from worker.errors import TidegateError
 
 log = logs.get()
 
@@ -39,6 +43,14 @@ T = TypeVar("T")
 
 BATCH = 512
 MISSING_PAUSE_S = 2.0
+REBUILD_PAUSE_S = 1.0
+
+
+class IndexBuilding(TidegateError):
+    """The list of waiting checkpoints is being built and not answered in part; ask again soon."""
+
+    code = Code.UNAVAILABLE
+    reason = "index-building"
 
 
 class Feed:
@@ -71,10 +83,12 @@ class Feed:
         self._thread = LocalThread(f"index-{names.space}")
         self._index: Index | None = None
         self._again = asyncio.Event()
-        self._running = False
+        self._stale = False
+        self._damaged = False
+        self._built_at = -1
         self._key_prefix = f"$KV.{names.records_bucket}."
         self.caught_up = asyncio.Event()
-        """Set once the index holds everything that was there at the start."""
+        """Set while the index holds everything that was there when it began to follow."""
         self._trouble = ""
         self.last: dict[str, int] = {}
         """Highest sequence seen of each stream followed."""
@@ -84,13 +98,46 @@ class Feed:
         """Why the index is not being fed; empty while it is."""
         return self._trouble or self._thread.trouble
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the index is complete and kept up, so that a list of it leaves nothing out."""
+        return self.is_built and not self.trouble
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it holds what was there at the start and when the broker came back."""
+        return self.caught_up.is_set() and self._built_at == self._js.connection.reconnects
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether what it holds is worth looking at: whole, or all there is on a full disk."""
+        return self.is_open and (self.caught_up.is_set() or bool(self._thread.trouble))
+
     async def open(self) -> None:
-        """Open the file, or begin a new one if it belongs to other streams.
+        """Open the file; one for which there is no room is opened as soon as there is.
 
         Raises:
             StartRefused: If another process holds the file.
         """
-        self._index = await self._run(Index, self._path)
+        index = await self._thread.attempt(Index, self._path)
+        if index is not NO_ROOM:
+            self._index = index
+
+    async def _begin(self) -> None:
+        """Begin anew unless the file is sound and belongs to these streams.
+
+        Raises:
+            IndexBuilding: The broker does not answer, or a stream is missing.
+        """
+        if self._index is None:
+            self._index = await self._thread.run(Index, self._path)
+        try:
+            await self._compare()
+        except BusError as error:
+            await self._wait(error)
+            raise IndexBuilding from error
+
+    async def _compare(self) -> None:
         marks = {}
         for stream in self._streams():
             info = await self._js.stream_info(stream)
@@ -99,43 +146,51 @@ class Feed:
             if reached is not None and reached > info.last_seq:
                 marks[f"{stream}.created"] = -1
         known = {name: await self._run(self._it.mark, name) for name in marks}
-        if known != marks:
+        if self._stale or known != marks:
             await self._reset()
+            self._stale = False
 
-    async def rebuild(self) -> None:
+    def rebuild(self) -> None:
         """Throw away what the index holds; it is read again from the streams."""
         self.caught_up.clear()
-        if self._running:
-            self._again.set()
-        else:
-            await self._reset()
+        self._stale = True
+        self._again.set()
 
     async def run(self) -> None:
-        """Follow records, then facts as well, until cancelled."""
-        self._running = True
-        while True:
-            following = asyncio.create_task(self._follow_while_there())
-            again = asyncio.create_task(self._again.wait())
-            try:
-                await asyncio.wait({following, again}, return_when=asyncio.FIRST_COMPLETED)
-                if following.done():
-                    following.result()
-            finally:
-                following.cancel()
-                again.cancel()
-                await asyncio.gather(following, again, return_exceptions=True)
-            self._again.clear()
-            await self._reset_in_time()
+        """Follow records, then facts as well, until cancelled.
 
-    async def _reset_in_time(self) -> None:
-        """Begin anew once the broker says which streams there are."""
+        What is damaged in the file is met by whoever reads it, and the file is built anew.
+        """
         while True:
+            self._again.clear()
             try:
-                await self._reset()
-            except BusError as error:
-                await self._wait(error)
-            else:
-                return
+                await self._begin()
+                await self._follow_until_again()
+            except IndexBuilding:
+                await asyncio.sleep(REBUILD_PAUSE_S)
+            if self._damaged:
+                await self._replace()
+
+    async def _follow_until_again(self) -> None:
+        following = asyncio.create_task(self._follow_while_there())
+        again = asyncio.create_task(self._again.wait())
+        try:
+            await asyncio.wait({following, again}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+        finally:
+            following.cancel()
+            again.cancel()
+            await asyncio.gather(following, again, return_exceptions=True)
+
+    async def _replace(self) -> None:
+        """Throw the damaged file away."""
+        index, self._index = self._index, None
+        if index is not None:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                await self._thread.once(index.close)
+        await self._thread.once(throw_away, self._path)
+        self._damaged = False
 
     async def _follow_while_there(self) -> None:
         """Follow; a stream that is missing is waited for, since that says nothing about records."""
@@ -212,7 +267,7 @@ class Feed:
     @property
     def _it(self) -> Index:
         if self._index is None:
-            raise RuntimeError("the index is not open")
+            raise IndexBuilding
         return self._index
 
     def _streams(self) -> tuple[str, str]:
@@ -250,6 +305,7 @@ class Feed:
                 for change in changes:
                     self._on_change(change)
             if batch.caught_up and not headers_only:
+                self._built_at = self._js.connection.reconnects
                 self.caught_up.set()
 
     def _record_changes(self, message: StoredMessage) -> Sequence[Change]:
@@ -286,7 +342,15 @@ class Feed:
         return [] if target is None else [FactSeen(target)]
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await self._thread.run(work, *arguments)
+        try:
+            return await self._thread.run(work, *arguments)
+        except (sqlite3.DatabaseError, BadInput) as error:
+            if not self._damaged:
+                log.error("index_damaged", space=self._names.space, error=error)  # noqa: TRY400 - no traceback for what is mended
+            self._damaged = True
+            self.caught_up.clear()
+            self._again.set()
+            raise IndexBuilding from error
 
 
 def _fingerprint(created: str) -> int:

@@ -5,19 +5,19 @@ anew or ends before that, the plane stops until every settlement of the journal 
 """
 
 import asyncio
-import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from schemas.names import Names, kv_stream
+from schemas.subjects import Checkpoint
 from worker import logs
 from worker.bus.errors import BusError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.checkpoints.context import Clock
 from worker.checkpoints.journal import Journal, Seen, Settlement
-from worker.checkpoints.local import LocalThread, is_full
+from worker.checkpoints.local import NO_ROOM, LocalThread
 from worker.checkpoints.records import Contradiction, Garbled, Records, StatusAt
-from worker.checkpoints.settle import Settled, Settler
+from worker.checkpoints.settle import Settled, Settler, together
 
 log = logs.get()
 
@@ -59,8 +59,9 @@ class Guard:
         self._thread = LocalThread(f"journal-{names.space}")
         self._journal: Journal | None = None
         self._highest = highest
-        self._pending: list[Settlement] = []
-        self._created: dict[str, str] = {}
+        self._closed = False
+        self._pending: dict[Checkpoint, Settlement] = {}
+        self._seen: dict[str, Seen] = {}
         self._noted: dict[str, Seen] = {}
         self._discounted: dict[str, int] = {}
         self._checking = asyncio.Lock()
@@ -77,34 +78,38 @@ class Guard:
         return self._missing or self._thread.trouble
 
     async def open(self) -> None:
-        """Open the journal.
+        """Open the journal; one for which there is no room is opened as soon as there is.
 
         Raises:
             StartRefused: If it is damaged, newer or in use.
         """
-        self._journal = await self._thread.once(Journal, self._path)
+        journal = await self._thread.attempt(Journal, self._path)
+        if journal is NO_ROOM:
+            return
+        self._journal = journal
+        self._noted = await self._thread.once(journal.seen)
+        self._seen |= self._noted
 
     async def close(self) -> None:
         """Write what is pending, if there is room for it, and close the file."""
         async with self._checking:
-            journal, self._journal = self._journal, None
-            if journal is not None:
-                try:
-                    await self._flush_into(journal, self._thread.once)
-                except sqlite3.OperationalError as error:
-                    if not is_full(error):
-                        raise
-                    # It is protection against another failure; waiting would put off the end.
-                    log.warning("settlements_not_noted", space=self._names.space, error=error)
-                await self._thread.once(journal.close)
+            self._closed = True
+            await self.flush()
+            if self._pending:
+                # It is protection against another failure; waiting would put off the end.
+                log.warning(
+                    "settlements_not_noted", space=self._names.space, count=len(self._pending)
+                )
+            if self._journal is not None:
+                await self._thread.once(self._journal.close)
+                self._journal = None
         self._thread.shutdown()
 
     def note(self, settled: Settled) -> None:
-        """Remember a settlement; it is written within half a second."""
-        if len(self._pending) >= MAX_PENDING:
-            # The disk has had no room for long; memory is not to be the next.
-            del self._pending[0]
-        self._pending.append(Settlement(settled.target, settled.status.record))
+        """Remember a settlement; it is written within half a second, if there is room for it."""
+        self._pending[settled.target] = Settlement(settled.target, settled.status.record)
+        if len(self._pending) > MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
 
     async def check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
         """Look at the streams, mend a regression, remember how far they are.
@@ -117,7 +122,7 @@ class Guard:
             BusError: If the broker cannot be asked; nothing is remembered then.
         """
         async with self._checking:
-            if self._journal is None:
+            if self._closed:
                 return
             try:
                 await self._check(settler, on_regression)
@@ -127,12 +132,12 @@ class Guard:
             self._missing = ""
 
     async def _check(self, settler: Settler, on_regression: Callable[[], Awaitable[None]]) -> None:
-        await self.flush()
+        self._advance()
         back: list[str] = []
         now: dict[str, Seen] = {}
         for stream in self._streams():
             # In this order: what is noted meanwhile is newer than the look, and would look lost.
-            before = await self._thread.run(self._it.seen, stream)
+            before = self._seen.get(stream)
             seen = now[stream] = await self._look(stream)
             if before is not None and (before.created != seen.created or seen.last < before.last):
                 back.append(stream)
@@ -144,34 +149,41 @@ class Guard:
             now = {stream: await self._look(stream) for stream in self._streams()}
             # What was written before the streams went back says nothing about them now.
             self._discounted = dict(self._highest())
-        self._created = {stream: seen.created for stream, seen in now.items()}
-        self._noted = now
-        await self._thread.run(self._it.note, [], now, int(self._clock.lower_ms()))
+        self._seen = now
+        await self.flush()
         if self.regressed:
             # Also what was not mended, if it has come back: a deposed leader may have told of it.
             log.warning("streams_mended", space=self._names.space, streams=list(self.regressed))
             self.regressed = ()
 
-    async def flush(self) -> None:
-        """Write what is pending."""
-        await self._flush_into(self._it, self._thread.run)
+    def _advance(self) -> None:
+        """Remember how far the streams have come by what was written and read since."""
+        for stream, last in self._highest().items():
+            before = self._seen.get(stream)
+            if before is not None and last > before.last and last != self._discounted.get(stream):
+                self._seen[stream] = Seen(before.created, last)
 
-    async def _flush_into(self, journal: Journal, run: Callable[..., Awaitable[None]]) -> None:
-        pending, self._pending = self._pending, []
-        seen = {
-            stream: Seen(self._created[stream], last)
-            for stream, last in self._highest().items()
-            if stream in self._created
-            and last > self._noted[stream].last
-            and last != self._discounted.get(stream)
-        }
-        if pending or seen:
-            try:
-                await run(journal.note, pending, seen, int(self._clock.lower_ms()))
-            except BaseException:
-                self._pending[:0] = pending
-                raise
-            self._noted.update(seen)
+    async def flush(self) -> None:
+        """Write what is pending, if there is room for it; else it stays pending."""
+        if self._journal is None:
+            if not self._closed:
+                await self.open()
+            if self._journal is None:
+                return
+        if not self.regressed:
+            self._advance()
+        pending, seen = dict(self._pending), dict(self._seen)
+        if not pending and seen == self._noted:
+            return
+        done = await self._thread.attempt(
+            self._journal.note, list(pending.values()), seen, int(self._clock.lower_ms())
+        )
+        if done is NO_ROOM:
+            return
+        self._noted = seen
+        for target, settlement in pending.items():
+            if self._pending.get(target) is settlement:
+                del self._pending[target]
 
     async def run(self, owed: Callable[[], bool], check: Callable[[], Awaitable[None]]) -> None:
         """Flush twice a second and look at the streams every ten seconds, until cancelled.
@@ -197,16 +209,20 @@ class Guard:
                     said = ""
 
     async def _reapply(self, settler: Settler) -> None:
-        await self.flush()
-        slots = asyncio.Semaphore(IN_FLIGHT)
+        known: dict[Checkpoint, Settlement] = {}
+        if (journal := self._journal) is not None:
+            kept = await self._thread.once(lambda: list(journal.settlements()))
+            known = {settlement.target: settlement for settlement in kept}
+        known |= self._pending
+        settlements = iter(list(known.values()))
 
-        async def one(settlement: Settlement) -> None:
-            async with slots:
+        async def lane() -> None:
+            for settlement in settlements:
                 await self._restore(settler, settlement)
 
-        settlements = await self._thread.run(lambda: list(self._it.settlements()))
-        await asyncio.gather(*(one(settlement) for settlement in settlements))
-        log.warning("settlements_reapplied", space=self._names.space, settlements=len(settlements))
+        # Lanes, since a month of settlements may be a million of them.
+        await together(*(lane() for _ in range(IN_FLIGHT)))
+        log.warning("settlements_reapplied", space=self._names.space, settlements=len(known))
 
     async def _restore(self, settler: Settler, settlement: Settlement) -> None:
         target = settlement.target
@@ -230,9 +246,3 @@ class Guard:
     def _streams(self) -> tuple[str, ...]:
         names = self._names
         return kv_stream(names.records_bucket), names.epf_stream, names.ept_stream
-
-    @property
-    def _it(self) -> Journal:
-        if self._journal is None:
-            raise RuntimeError("the journal is not open")
-        return self._journal

@@ -2,7 +2,8 @@
 
 It tells the wheel what is near, the sweep what is overdue and ``cp.list`` what waits. It never
 decides anything: whatever it says is read again at the leader and judged by a compare-and-set. If
-the file is damaged or belongs to another stream it is thrown away and built again.
+the file is damaged, whenever that is met, or belongs to another stream it is thrown away and built
+again.
 """
 
 import sqlite3
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from schemas.records import Holder
 from schemas.subjects import Checkpoint
-from worker.checkpoints.local import transaction
+from worker.checkpoints.local import closed_on_failure, is_full, transaction
 from worker.errors import StartRefused
 
 VERSION = 2
@@ -298,6 +299,12 @@ def _int(value: object) -> int:
     return value
 
 
+def throw_away(path: Path) -> None:
+    """Remove an index file and what SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
 def _open(path: Path) -> sqlite3.Connection:
     try:
         db = _connect(path)
@@ -309,21 +316,25 @@ def _open(path: Path) -> sqlite3.Connection:
             raise StartRefused(
                 f"{path} is in use by another process; give each worker its own data directory"
             ) from error
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+        if is_full(error):
+            raise
+    throw_away(path)
     db = _connect(path)
-    db.executescript(resources.files(__package__).joinpath("index.sql").read_text())
-    db.execute(f"PRAGMA user_version = {VERSION}")
+    with closed_on_failure(db), transaction(db):
+        for statement in resources.files(__package__).joinpath("index.sql").read_text().split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
     return db
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    db.execute("PRAGMA busy_timeout = 1000")
-    db.execute("PRAGMA locking_mode = EXCLUSIVE")
-    db.execute("PRAGMA journal_mode = WAL")
-    # Whatever a power cut takes from this file is read again from the stream.
-    db.execute("PRAGMA synchronous = OFF")
-    db.execute("PRAGMA cache_size = -8192")
-    db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    with closed_on_failure(db):
+        db.execute("PRAGMA busy_timeout = 1000")
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        # Whatever a power cut takes from this file is read again from the stream.
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA cache_size = -8192")
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     return db

@@ -7,12 +7,13 @@ created if it is missing, its status settled if it reads waiting (spec/checkpoin
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.records import SettleFact, StatusRecord
 from schemas.subjects import Checkpoint
-from worker.checkpoints.local import is_full, transaction
+from worker.checkpoints.local import closed_on_failure, is_full, transaction
 from worker.errors import StartRefused
 
 VERSION = 1
@@ -82,25 +83,26 @@ class Journal:
 
     Raises:
         StartRefused: If it is damaged, newer or in use by another process.
+        sqlite3.OperationalError: If there is no room to create it.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._db = _open(path)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
-    def seen(self, stream: str) -> Seen | None:
-        """How far a stream had come."""
-        row = self._db.execute(
-            "SELECT created, last FROM seen WHERE stream = ?", (stream,)
-        ).fetchone()
-        return None if row is None else Seen(row[0], row[1])
+    def seen(self) -> dict[str, Seen]:
+        """How far each stream had come."""
+        with _named(self._path):
+            rows = self._db.execute("SELECT stream, created, last FROM seen").fetchall()
+        return {stream: Seen(created, last) for stream, created, last in rows}
 
     def note(self, settlements: Sequence[Settlement], seen: dict[str, Seen], now_ms: int) -> None:
         """Remember settlements and how far the streams have come, in one transaction."""
-        with transaction(self._db, "BEGIN IMMEDIATE"):
+        with _named(self._path), transaction(self._db, "BEGIN IMMEDIATE"):
             self._db.executemany(
                 "INSERT OR REPLACE INTO settled VALUES (?, ?, ?, ?)",
                 [
@@ -117,32 +119,61 @@ class Journal:
 
     def settlements(self) -> Iterator[Settlement]:
         """Everything remembered, in no particular order."""
-        rows = self._db.execute("SELECT endpoint, token, status FROM settled").fetchall()
+        with _named(self._path):
+            rows = self._db.execute("SELECT endpoint, token, status FROM settled").fetchall()
         for endpoint, token, status in rows:
             yield Settlement(Checkpoint(endpoint, token), StatusRecord.from_bytes(status))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file whose damage is met; a full disk is none."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if is_full(error):
+            raise
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> StartRefused:
+    return StartRefused(
+        f"{path} cannot be read as a settlement journal; move it away to start without one"
+    )
 
 
 def _open(path: Path) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA busy_timeout = 1000")
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
-            version = VERSION
+        with closed_on_failure(db):
+            version = _ready(db, path)
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StartRefused(
                 f"{path} is in use by another process; give each worker its own data directory"
             ) from error
         if is_full(error):
-            raise StartRefused(f"{path} cannot be opened: the disk is full") from error
-        raise StartRefused(
-            f"{path} cannot be read as a settlement journal; move it away to start without one"
-        ) from error
+            raise
+        raise _damaged(path) from error
     if version != VERSION:
+        db.close()
         raise StartRefused(f"{path} was written by a newer Tidegate (version {version})")
     return db
+
+
+def _ready(db: sqlite3.Connection, path: Path) -> int:
+    """Make the file ours and sound; its version."""
+    db.execute("PRAGMA busy_timeout = 1000")
+    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version == 0:
+        with transaction(db, "BEGIN IMMEDIATE"):
+            for statement in _SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+        version = VERSION
+    if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        raise _damaged(path)
+    return version

@@ -181,6 +181,8 @@ class CheckpointPlane:
         space = self._names.space
         metrics.CLOCK_UNCERTAINTY.labels(space).set(self._clock.uncertainty_ms / 1000)
         metrics.STREAMS_REGRESSED.labels(space).set(len(self._guard.regressed))
+        if not self._feed.is_whole:
+            return
         metrics.PENDING.labels(space).set(await self._feed.count())
         now_ms = int(self._clock.lower_ms())
         overdue = await self._feed.find(Filter(before_ms=now_ms), 1)
@@ -197,6 +199,8 @@ class CheckpointPlane:
         elif self._look_owed():
             reasons.append("the streams were not looked at yet since the broker came back")
         reasons += [trouble for trouble in (self._guard.missing, self._feed.trouble) if trouble]
+        if not self._feed.is_built:
+            reasons.append("the list of waiting checkpoints is being built")
         reasons += [
             f"{stream}: {puller.problem.message}"
             for stream, puller in self._pullers.items()
@@ -424,8 +428,7 @@ class CheckpointPlane:
         self._writer.forget()
         if self._wheel is not None:
             self._wheel.clear()
-        if self._feed.is_open:
-            await self._feed.rebuild()
+        self._feed.rebuild()
         self._sweep.ask()
 
     async def _reconnected(self, client: WireClient) -> None:

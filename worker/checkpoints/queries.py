@@ -16,7 +16,7 @@ from schemas.results import Accepted, Refusal, Verdict
 from schemas.roles import OPERATOR_PREFIX, WORKER_PREFIX
 from schemas.subjects import Checkpoint, Speaker
 from schemas.views import CheckpointDetail
-from worker.checkpoints.feed import Feed
+from worker.checkpoints.feed import Feed, IndexBuilding
 from worker.checkpoints.index import Filter, Pending
 from worker.checkpoints.looking import Whole, look, whole
 from worker.checkpoints.records import Records, SpecAt
@@ -78,10 +78,16 @@ class CheckpointQueries:
         return Accepted("shown", detail.to_object())
 
     async def list(self, speaker: Speaker, raw: bytes) -> Verdict:
-        """Waiting checkpoints by deadline, a page at a time."""
+        """Waiting checkpoints by deadline, a page at a time; never a part of them for all.
+
+        Raises:
+            IndexBuilding: The index is not complete, or cannot be kept up.
+        """
         query = ListQuery.from_bytes(raw)
         if query.endpoint is not None and not tokens.is_endpoint(query.endpoint):
             raise BadInput("endpoint", "bad-endpoint", "endpoint does not match its grammar")
+        if not self._feed.is_whole:
+            raise IndexBuilding
         wanted = Filter(query.endpoint, query.holder, query.due_before_ms, _position(query.cursor))
         rows = await self._feed.find(wanted, query.limit + 1)
         shown = rows[: query.limit]

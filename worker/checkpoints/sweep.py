@@ -18,7 +18,7 @@ from worker import logs, metrics
 from worker.bus.errors import BusError, Denied, StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
 from worker.checkpoints.context import Clock
-from worker.checkpoints.feed import Feed
+from worker.checkpoints.feed import Feed, IndexBuilding
 from worker.checkpoints.index import Filter, Pending
 from worker.checkpoints.records import Records
 from worker.checkpoints.repair import Repairer
@@ -40,6 +40,7 @@ CHECKS_IN_FLIGHT = 4
 would stand before those of whatever falls due just now; and nothing is late while they wait."""
 
 AUDIT_EVERY = 60
+INDEX_PAUSE_S = 0.05
 LEARNED_GRACE_MS = 10
 """How long a learned deadline is left to the replica that armed it."""
 
@@ -93,18 +94,19 @@ class Sweep:
         Args:
             ready: Whether the plane may act; a pass is put off while it may not.
         """
-        await self._feed.caught_up.wait()
         passes, said = 0, ""
         loop = asyncio.get_running_loop()
         while True:
             next_s = loop.time() + self._interval_ms / 1000
             audit = passes % AUDIT_EVERY == 0 or self._asked.is_set()
             self._asked.clear()
+            while not self._feed.is_usable:  # noqa: ASYNC110 - whole, or on a full disk
+                await asyncio.sleep(INDEX_PAUSE_S)
             if ready():
                 try:
                     await self.sweep(audit=audit)
                     passes, said = passes + 1, ""
-                except BusError as error:
+                except (BusError, IndexBuilding) as error:
                     # A trouble that lasts is said once.
                     if error.reason != said:
                         log.warning("sweep_put_off", space=self._names.space, reason=error.reason)

@@ -1,6 +1,8 @@
 """The ledger as a component of the worker: everything of one space's fold, wired together."""
 
 import asyncio
+import contextlib
+import errno
 import json
 import random
 import time
@@ -15,7 +17,7 @@ from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker import metrics
 from worker.bus.connection import Connection
-from worker.bus.errors import StreamMissing
+from worker.bus.errors import StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
 from worker.bus.kv import Bucket
 from worker.bus.window import GroupPublisher
@@ -24,7 +26,7 @@ from worker.ledger import counting, store
 from worker.ledger.bystander import Bystander
 from worker.ledger.control import Control
 from worker.ledger.database import Database
-from worker.ledger.errors import BehindLog, Diverged, Regressed
+from worker.ledger.errors import BehindLog, Diverged, Regressed, StorageFull
 from worker.ledger.keeper import Keeper
 from worker.ledger.lease import Lease
 from worker.ledger.operations import Operations
@@ -51,6 +53,9 @@ BEHIND_MS: Final = 5_000
 """A fold that has not reached where the log was so long ago is behind: not ready."""
 
 DRAIN_S: Final = 1.5
+ROOM_PAUSE_S: Final = 1.0
+"""How often a file for which there was no room at the start is tried again."""
+
 PROBE: Final = "probe"
 """Name of the note that ``write_probe`` writes."""
 
@@ -173,6 +178,34 @@ class LedgerPlane:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
+        """Open the file; one for which the disk has no room is opened as soon as there is some.
+
+        Checkpoints are served by the same process, so a full disk must not keep it from starting.
+
+        Raises:
+            StartRefused: As ``_open``.
+            BusError: The broker does not answer.
+        """
+        if not await self._open_if_there_is_room():
+            self._runner.halt(StorageFull.reason, f"{self._path}: the disk is full")
+
+    async def _open_if_there_is_room(self) -> bool:
+        try:
+            await self._open()
+        except (StorageFull, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOSPC:
+                raise
+            return False
+        return True
+
+    async def _wait_for_room(self) -> None:
+        while not self._runner.is_open:
+            await asyncio.sleep(ROOM_PAUSE_S)
+            with contextlib.suppress(Unavailable):
+                if await self._open_if_there_is_room():
+                    self._runner.resume()
+
+    async def _open(self) -> None:
         """Open the file; one that is missing or was left behind begins at the newest snapshot.
 
         Raises:
@@ -209,6 +242,7 @@ class LedgerPlane:
 
     async def run(self) -> None:
         """Fold, publish, tick and keep snapshots until cancelled."""
+        await self._wait_for_room()
         if self._stopping.is_set():
             return
         parts = {
