@@ -275,6 +275,9 @@ async def test_what_cannot_be_asked_is_refused_by_field(ground: Ground) -> None:
         assert refused.value.field == field
         assert "xxx" not in str(refused.value)
     assert "NaN" in (question_of(call("drop", '{"n": NaN}')).prompt.body or "")
+    one, other = '{"to": "acme", "of": {"a": 1, "b": 2}}', '{"of":{"b":2,"a":1},"to":"acme"}'
+    assert question_of(call("pay", one)) == question_of(call("pay", other))
+    assert question_of(call("pay", one)) != question_of(call("pay", other.replace("2", "3")))
     async with ground.gate("a") as gate:
         with pytest.raises(NothingToRun):
             await gate.run("r9", wait_ms=0)

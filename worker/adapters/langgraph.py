@@ -14,6 +14,7 @@ from schemas.views import CheckpointView
 from worker.adapters.asking import Asked, Asker, Settlement
 from worker.adapters.clock import BrokerTime
 from worker.adapters.errors import BadQuestion, MissingExtra, NothingToRun
+from worker.adapters.interrupts import answered, compare_at_interrupts
 from worker.adapters.lease import DEFAULT_LEASE_MS, Leases
 from worker.adapters.questions import Question, duration_of, prompt_of, with_json
 from worker.adapters.tokens import token_of
@@ -155,6 +156,7 @@ class Gate:
         question: Callable[[Interrupt[Any]], Question] = question_of,
         lease_ms: int = DEFAULT_LEASE_MS,
     ) -> None:
+        compare_at_interrupts()
         clock = BrokerTime()
         self._graph = graph
         self._question = question
@@ -195,7 +197,8 @@ class Gate:
         Raises:
             NothingToRun: Nothing of the thread is stored, and there is no input.
             BadQuestion: An interrupt cannot be asked; none of those beside it was minted.
-            QuestionChanged: A repeated node asks something else than its checkpoint does.
+            QuestionChanged: A repeated node asks something else than its checkpoint does; it is not
+                given the answer, at the moment at which it asks.
             Busy: Another process ran the thread for all of ``wait_ms``.
             LeaseLost: The broker was away for longer than the lease; call again.
             ValueError: The configuration names a checkpoint: threads are run at their head.
@@ -224,7 +227,9 @@ class Gate:
                 continue
             asked = await self._ask(thread_id, snapshot.interrupts)
             answers = {
-                interrupt.id: _resumed_with(one.settlement)
+                interrupt.id: answered(
+                    interrupt.value, one.settlement, _resumed_with(one.settlement)
+                )
                 for interrupt, one in zip(snapshot.interrupts, asked, strict=True)
                 if one.settlement is not None
             }

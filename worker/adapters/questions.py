@@ -86,6 +86,8 @@ def duration_of(asked_by: str, value: Any) -> int | None:
 def with_json(asked_by: str, prompt: PromptRecord, field: str, value: Any) -> PromptRecord:
     """A prompt with a value under its body, as a block that no text inside the value can end.
 
+    The keys of objects are put in order, so the same value is the same prompt.
+
     Args:
         asked_by: The interrupt's id or the tool call's id, for the refusal.
         prompt: The prompt without it.
@@ -96,7 +98,7 @@ def with_json(asked_by: str, prompt: PromptRecord, field: str, value: Any) -> Pr
         BadQuestion: Naming ``field``, if the value is not JSON or makes the prompt too large.
     """
     try:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
         raise BadQuestion(asked_by, field, f"field {field} is not JSON") from None
     return with_block(asked_by, prompt, field, text, "json")
