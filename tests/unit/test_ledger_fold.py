@@ -1,9 +1,11 @@
 """The fold, command by command, over a real file with given sequences and instants."""
 
 import dataclasses
+import gc
 import hashlib
 import json
 import sqlite3
+import weakref
 from pathlib import Path
 
 import pytest
@@ -539,3 +541,25 @@ def test_a_commit_that_fails_leaves_the_fold_where_the_file_is(
     assert driver.fold.state.watermark == in_file == (2 if happened else 1)
     assert {row.seq for row in driver.fold.unsaid()} == ({1, 2} if happened else {1})
     assert driver.fold.apply_batch([dataclasses.replace(message, seq=in_file + 1)]).applied == 1
+
+
+class Watched(Logged):
+    """A message that a weak reference can watch."""
+
+
+@pytest.mark.parametrize(
+    ("principal", "plane", "verb"),
+    [("alice", "sys", "tick"), ("alice", "cap", "banana"), ("alice", "banana", "stop")],
+)
+def test_what_was_refused_is_not_kept_alive(
+    driver: FoldDriver, principal: str, plane: str, verb: str
+) -> None:
+    watched: list[weakref.ref[Logged]] = []
+    for seq in range(1, 6):
+        subject = f"{NAMES.prefix}.cmd.{principal}.{UID}.{plane}.{verb}"
+        message = Watched(subject, seq, T0, {}, b"x" * 60_000)
+        watched.append(weakref.ref(message))
+        driver.fold.apply_batch([message])
+    del message
+    gc.collect()
+    assert [one() for one in watched] == [None] * 5

@@ -464,21 +464,22 @@ def chained(previous: str, plain: bytes) -> str:
 def _check_allowed(principal: str, plane: str, verb: str) -> None:
     refused = _why_not(principal, plane, verb)
     if refused is not None:
-        raise refused
+        # Made anew each time: an exception that is raised again keeps alive every frame that it
+        # ever passed through, and what these hold of a batch.
+        raise BadInput("subject", refused.reason, refused.message, code=refused.code)
 
 
 @functools.lru_cache(maxsize=4096)
-def _why_not(principal: str, plane: str, verb: str) -> BadInput | None:
+def _why_not(principal: str, plane: str, verb: str) -> Refusal | None:
     if plane not in LEDGER_PLANES:
-        return BadInput("subject", "unknown-plane", "the subject names no plane of the ledger")
+        return Refusal(
+            Code.BAD_REQUEST, "unknown-plane", "the subject names no plane of the ledger"
+        )
     if (plane, verb) not in BODIES:
-        return BadInput("subject", "unknown-verb", "the plane has no such verb")
+        return Refusal(Code.BAD_REQUEST, "unknown-verb", "the plane has no such verb")
     if not roles.may_speak(principal, plane, verb):
-        return BadInput(
-            "subject",
-            "wrong-role",
-            "this principal may not send this verb",
-            code=Code.PERMISSION_DENIED,
+        return Refusal(
+            Code.PERMISSION_DENIED, "wrong-role", "this principal may not send this verb"
         )
     return None
 
