@@ -229,7 +229,13 @@ class RulesetQuery(Query):
 
 
 class RebaseQuery(Query):
-    """Body of the query ``sys.rebase``: have the replica that came furthest begin a new epoch."""
+    """Body of the query ``sys.rebase``: have one replica begin a new epoch from its own file.
+
+    Attributes:
+        replica: Whose file is right; needed after a divergence. Else the one that came furthest.
+    """
+
+    replica: Annotated[str, Field(min_length=1, max_length=64)] | None = None
 
 
 BODIES: tuple[type[Body], ...] = (Tick, Ruleset, Prune, Rebase, Liveness, Evidence)

@@ -24,8 +24,18 @@ FOLD: Final = Group(
         Reason(
             "clock-behind",
             _LATER,
-            "A command is stamped more than a minute ahead of this machine's clock.",
-            "Set the clock right; it goes on by itself.",
+            "A command is stamped more than a minute ahead of this machine's clock, and the broker's "
+            "clock agrees with it, or is wrong, too.",
+            "Compare both clocks, and set the wrong one right; it goes on by itself.",
+            Retry.SAME,
+        ),
+        Reason(
+            "stamp-ahead",
+            _LATER,
+            "A command is stamped with an instant that the broker's own clock contradicts again and "
+            "again: that clock had jumped.",
+            "A single replica goes on by itself in a new epoch that does not believe the stamp; "
+            "else `tidegate ledger rebase`. Under a ruleset before 3 only waiting helps.",
             Retry.SAME,
         ),
         Reason(
@@ -46,9 +56,10 @@ FOLD: Final = Group(
         Reason(
             "diverged",
             (Code.INTERNAL, Code.UNAVAILABLE),
-            "Another replica derived something else from the same log; one of the two is wrong.",
-            "Stop both; `tidegate ledger verify` says which is right. Move the wrong one's "
-            "`ledger.db` away and start it.",
+            "Two replicas derived different things from the same log; one of them is wrong, and "
+            "every replica stops.",
+            "Leave them running. `tidegate ledger verify --replica ID` replays the log and says of "
+            "each whether it is right; then `tidegate ledger rebase --replica ID` with a right one.",
             Retry.SAME,
         ),
         Reason(

@@ -2,14 +2,19 @@
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from schemas import strict_json
+from schemas.results import Accepted, Refusal
+from schemas.subjects import Speaker
 from tests.ledgers import HOLDS
 from tests.support.ledger import (
+    UID,
     Log,
     Running,
     a_log,
@@ -21,6 +26,7 @@ from tests.support.ledger import (
     until,
 )
 from tests.support.space import Space
+from worker.bus.subscription import Msg
 from worker.ledger import store
 from worker.ledger.fold import Fold
 
@@ -139,36 +145,89 @@ async def test_two_that_both_publish_do_no_harm(space: Space, tmp_path: Path) ->
             await prove_clean(log, await a.digest(), tmp_path / "clean.db")
 
 
+def change_by_hand(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE holds SET changes = changes + 1")
+        db.execute("INSERT INTO holds VALUES ('user-x', 'reserved', 5, 7, NULL)")
+        db.commit()
+
+
+async def rebase(one: Running, **body: str) -> Accepted | Refusal:
+    raw = strict_json.dumps({"v": 1, **body})
+    return await one.ledger.queries()["sys", "rebase"](Speaker("_op", UID), raw)
+
+
 @pytest.mark.parametrize("leases", [True, False])
-async def test_a_replica_changed_by_hand_is_caught_and_stops(
-    space: Space, tmp_path: Path, leases: bool
+@pytest.mark.parametrize("damaged", ["follower", "publisher"])
+async def test_a_replica_changed_by_hand_is_caught_and_every_replica_stops(
+    space: Space, tmp_path: Path, leases: bool, damaged: str
 ) -> None:
-    async with a_log(space) as log, folding(space, tmp_path / "a") as a:
-        if not leases:
-            await log.js.stream_delete(f"KV_{space.names.leases_bucket}")
-        async with folding(space, tmp_path / "b") as b:
-            last = await log.mixed(30)
-            await a.said(last)
-            await b.folded(last)
-        path = tmp_path / "b" / space.names.space / "ledger.db"
-        with contextlib.closing(sqlite3.connect(path)) as db:
-            db.execute("UPDATE holds SET changes = changes + 1")
-            db.execute("INSERT INTO holds VALUES ('user-x', 'reserved', 5, 7, NULL)")
-            db.commit()
-        reserve = log.command("reserve", "user-x")
-        if not leases:
-            # Where both publish, the first is believed.
-            (last,) = await log.publish(reserve)
-            await a.said(last)
-        async with folding(space, tmp_path / "b") as b:
+    async with a_log(space) as log:
+        async with folding(space, tmp_path / "right") as right:
+            if not leases:
+                await log.js.stream_delete(f"KV_{space.names.leases_bucket}")
+            async with folding(space, tmp_path / "wrong") as wrong:
+                last = await log.mixed(30)
+                await right.said(last)
+                await wrong.folded(last)
+        change_by_hand(tmp_path / "wrong" / space.names.space / "ledger.db")
+        first, second = ("right", "wrong") if damaged == "follower" else ("wrong", "right")
+        async with folding(space, tmp_path / first) as publisher:
             if leases:
-                (last,) = await log.publish(reserve)
-                await a.said(last)
-            await until(lambda: b.ledger.status()["halted"] == "diverged")
-            assert "tidegate ledger verify" in b.ledger.not_ready()[0]
-            assert a.ledger.not_ready() == []
-            (last,) = await log.publish(log.command("confirm", "user-x"))
+                await until(lambda: publishes(publisher) == [True])
+            async with folding(space, tmp_path / second) as follower:
+                both = (publisher, follower)
+                await log.publish(log.command("reserve", "user-x"))
+                for one in both:
+                    await one.until(lambda one=one: one.ledger.status()["halted"] == "diverged")
+                    assert "tidegate ledger verify" in one.ledger.not_ready()[0]
+                reached = [one.watermark for one in both]
+                seen = asyncio.Queue[Msg]()
+                await log.js.connection.subscribe(f"{space.names.prefix}.res.alice.>", seen.put)
+                (asked,) = await log.publish(log.command("confirm", "user-x"))
+                told = json.loads((await asyncio.wait_for(seen.get(), 20)).data)
+                assert (told["outcome"], told["id"]) == ("not-folding", f"1-{asked}")
+                assert [one.watermark for one in both] == reached, "nobody folds on"
+
+                refused = await rebase(publisher)
+                assert isinstance(refused, Refusal)
+                assert refused.reason == "replica-not-named"
+                right, wrong = both if damaged == "follower" else both[::-1]
+                asked_for = await rebase(wrong, replica=right.ledger._replica)
+                assert isinstance(asked_for, Accepted)
+                for one in both:
+                    await one.until(lambda one=one: one.ledger.status()["epoch"] == 2)
+                    await one.until(lambda one=one: one.ledger.not_ready() == [], 40)
+                (last,) = await log.publish(log.command("confirm", "user-0"))
+                for one in both:
+                    await one.said(last)
+                assert await right.digest() == await wrong.digest()
+                # A file that was changed by hand has 7 for this user, the right one 1.
+                found = await results(log)
+                assert found[f"2-{asked}"]["data"] == {"changes": 2}
+                assert f"2-{last}" in found
+
+
+async def test_a_divergence_outlives_every_process(space: Space, tmp_path: Path) -> None:
+    async with a_log(space) as log:
+        async with (
+            folding(space, tmp_path / "a") as a,
+            folding(space, tmp_path / "b") as b,
+        ):
+            last = await log.mixed(5)
             await a.said(last)
-            assert b.watermark < last, "nothing is folded after it"
-            await prove_clean(log, await a.digest(), tmp_path / "clean.db")
-            assert (await results(log))[f"1-{last}"]["outcome"] == "confirmed"
+            await b.said(last)
+        change_by_hand(tmp_path / "b" / space.names.space / "ledger.db")
+        async with (
+            folding(space, tmp_path / "a") as a,
+            folding(space, tmp_path / "b") as b,
+        ):
+            await log.publish(log.command("reserve", "user-x"))
+            for one in (a, b):
+                await one.until(lambda one=one: one.ledger.status()["halted"] == "diverged")
+        (last,) = await log.publish(log.command("confirm", "user-x"))
+        # The one that found it, the other one, and one that comes anew.
+        for name in ("a", "b", "c"):
+            async with folding(space, tmp_path / name) as one:
+                await one.until(lambda one=one: one.ledger.status()["halted"] == "diverged")
+                assert one.watermark < last

@@ -89,6 +89,12 @@ def replay(
 @app.command()
 def verify(
     from_snapshot: FromSnapshotFlag = False,
+    replica: Annotated[
+        str | None,
+        typer.Option(
+            "--replica", help="Compare this worker; any that answers if absent.", metavar="ID"
+        ),
+    ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
     nats: NatsOption = None,
@@ -102,7 +108,9 @@ def verify(
     Exit code 0 if every table is equal, 1 if one is not. It needs the worker's rights.
     """
     session = _session(config, nats, space, as_, as_json)
-    said, replayed = ending.run_async(_verify(session, from_snapshot=from_snapshot))
+    said, replayed = ending.run_async(
+        _verify(session, from_snapshot=from_snapshot, replica=replica)
+    )
     own = replayed.digest
     differing = sorted(name for name in own.tables if said["tables"].get(name) != own.tables[name])
     equal = not differing and said["digest"] == own.whole and said["epoch"] == own.epoch
@@ -217,17 +225,26 @@ def ruleset(
 
 @app.command()
 def rebase(
+    replica: Annotated[
+        str | None,
+        typer.Option(
+            "--replica", help="The worker whose file is right, where they differ.", metavar="ID"
+        ),
+    ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
     nats: NatsOption = None,
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Go on in a new epoch after the log went back.
+    """Go on in a new epoch, from one worker's file.
 
-    Every replica goes on from the one that had come furthest. A single one does so by itself.
+    After the log went back, from the one that had come furthest; after workers differed, from the
+    one that you name (tidegate ledger verify --replica ID says which is right); after the broker
+    stamped a command with a wrong instant, without believing it.
     """
-    _operate("rebase", {}, _session(config, nats, space, as_, as_json))
+    body = {} if replica is None else {"replica": replica}
+    _operate("rebase", body, _session(config, nats, space, as_, as_json))
 
 
 @app.command()
@@ -345,15 +362,31 @@ async def _replay(
 
 
 async def _verify(
-    session: sessions.Session, *, from_snapshot: bool
+    session: sessions.Session, *, from_snapshot: bool, replica: str | None
 ) -> "tuple[JsonObject, Replayed]":
-    async with session.client() as client:
-        said = (await client.query("sys", "digest", {}, timeout_ms=LONG_MS)).data
+    if replica is None:
+        async with session.client() as client:
+            said = (await client.query("sys", "digest", {}, timeout_ms=LONG_MS)).data
+    else:
+        said = await _digest_of_replica(session, replica)
     with tempfile.TemporaryDirectory(prefix="tidegate-verify-") as folder:
         into = Path(folder) / "ledger.db"
         return said, await _replay(
             session, into, from_snapshot=from_snapshot, until=said["watermark"]
         )
+
+
+async def _digest_of_replica(session: sessions.Session, replica: str) -> JsonObject:
+    """Ask one worker, as its replicas ask each other; where they differ, each answers for itself."""
+    from schemas import strict_json, tokens
+    from schemas.names import Names
+
+    if not tokens.is_uid(replica):
+        common.usage("--replica", "it must be a worker's id, as tidegate status --all shows it")
+    names = Names(session.loaded.settings.root, session.space)
+    async with _workers_account(session) as js:
+        subject = f"{names.prefix}.ctl.ledger.digest.{replica}"
+        return strict_json.loads((await js.connection.request(subject, timeout_ms=LONG_MS)).data)
 
 
 async def _backup(session: sessions.Session, file: Path) -> JsonObject:

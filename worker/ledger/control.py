@@ -3,15 +3,18 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
 
+from schemas import strict_json
 from schemas.names import Names
 from worker.bus.connection import Connection
 from worker.bus.errors import BusError
 from worker.bus.subscription import Msg, Subscription
+from worker.errors import TidegateError
+from worker.ledger.digest import Digest
 from worker.ledger.presence import Standing
 
 GATHER_S: Final = 1.0
@@ -27,7 +30,8 @@ class Control:
         standing: Where this replica stands.
         rebase: Set when this replica is asked to begin a new epoch.
         greeted: Set when another replica says that it has come.
-        on_alarm: Told of another replica that found the log regressed.
+        on_alarm: Told of another replica that found the log regressed, or replicas that differ.
+        digest: Digests this replica's state.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Control:
         rebase: asyncio.Event,
         greeted: asyncio.Event,
         on_alarm: Callable[[Standing], None],
+        digest: Callable[[], Awaitable[Digest]],
     ) -> None:
         self._conn = conn
         self._prefix = f"{names.prefix}.ctl.ledger"
@@ -45,6 +50,8 @@ class Control:
         self._rebase = rebase
         self._greeted = greeted
         self._on_alarm_heard = on_alarm
+        self._digest = digest
+        self._digesting: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:
@@ -53,6 +60,7 @@ class Control:
         for subject, callback in (
             (f"{self._prefix}.standing", self._on_standing),
             (f"{self._prefix}.rebase.{here.replica}", self._on_rebase),
+            (f"{self._prefix}.digest.{here.replica}", self._on_digest),
             (f"{self._prefix}.hello", self._on_hello),
             (f"{self._prefix}.alarm", self._on_alarm),
         ):
@@ -66,6 +74,8 @@ class Control:
             except BusError as error:
                 _log.debug("unsubscribe_failed", error=error.message)
         self._subscriptions.clear()
+        for task in self._digesting:
+            task.cancel()
 
     async def greet(self) -> None:
         """Tell the other replicas that this one has come.
@@ -135,6 +145,19 @@ class Control:
     async def _on_rebase(self, msg: Msg) -> None:
         self._rebase.set()
         await self._reply(msg, b"{}")
+
+    async def _on_digest(self, msg: Msg) -> None:
+        # Not in the subscription's own task: it takes as long as the state is large.
+        task = asyncio.create_task(self._answer_digest(msg), name="digest-for-verify")
+        self._digesting.add(task)
+        task.add_done_callback(self._digesting.discard)
+
+    async def _answer_digest(self, msg: Msg) -> None:
+        try:
+            found = await self._digest()
+            await self._reply(msg, strict_json.dumps(found.to_object()))
+        except TidegateError as error:
+            _log.warning("digest_not_answered", reason=error.reason, error=error.message)
 
     async def _reply(self, msg: Msg, data: bytes) -> None:
         # Only an inbox: whoever asks chooses where we publish with the workers' rights.

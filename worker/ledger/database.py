@@ -15,6 +15,8 @@ import aiosqlite
 
 from schemas.names import Names
 from worker.ledger import store
+from worker.ledger.copying import Copying
+from worker.ledger.errors import LedgerError
 from worker.ledger.fold import Fold, State
 from worker.ledger.plane import Plane
 from worker.ledger.rulesets import KNOWN
@@ -47,6 +49,7 @@ class Database:
         self.fold = fold
         self._connection = connection
         self._raw = raw
+        self._copies: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(
@@ -100,8 +103,29 @@ class Database:
         """Run a function that only reads, between two batches."""
         return await self.run(lambda: function(self._raw, self.fold.state))
 
+    async def copy_into(self, path: Path) -> None:
+        """Write the state after some whole batch to a new file, while batches go on.
+
+        Raises:
+            StorageFull: There is no room for it.
+            LedgerError: The file was closed meanwhile.
+        """
+        copy = asyncio.create_task(Copying(self._raw, path).make(self.run), name="copy-ledger")
+        self._copies.add(copy)
+        copy.add_done_callback(self._copies.discard)
+        try:
+            await asyncio.wait({copy})
+        finally:
+            copy.cancel()
+        if copy.cancelled():
+            raise LedgerError("the ledger was closed")
+        copy.result()
+
     async def close(self) -> None:
-        """Finish what was handed in and close the file."""
+        """Finish what was handed in, abandon copies, and close the file."""
+        for copy in self._copies:
+            copy.cancel()
+        await asyncio.gather(*self._copies, return_exceptions=True)
         await self._connection.close()
 
 

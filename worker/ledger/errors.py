@@ -84,20 +84,45 @@ class FoldFailed(LedgerError):
 
 
 class Diverged(LedgerError):
-    """Another replica derived something else from the same log; one of the two is wrong.
+    """Two replicas derived different things from the same log; one of them is wrong.
+
+    Nobody knows which, so every replica stops until an operator has said whose file is right.
 
     Attributes:
+        epoch: Of the log.
         seq: The command at which they differ.
     """
 
     code = Code.INTERNAL
     reason = "diverged"
 
-    def __init__(self, seq: int) -> None:
+    def __init__(self, epoch: int, seq: int) -> None:
+        self.epoch = epoch
         self.seq = seq
         super().__init__(
-            f"another replica answered the command at {seq} differently; this one stops. "
-            "Compare both with a replay: tidegate ledger verify"
+            f"two replicas answered the command at {seq} of epoch {epoch} differently, and every "
+            "replica stops. Compare each with a replay, tidegate ledger verify --replica ID, then "
+            "say whose file is right: tidegate ledger rebase --replica ID"
+        )
+
+
+class StampAhead(LedgerError):
+    """The next command is stamped with an instant that the broker's own clock contradicts.
+
+    Attributes:
+        seq: Its sequence.
+        time_ms: Its stamp.
+    """
+
+    reason = "stamp-ahead"
+
+    def __init__(self, seq: int, time_ms: int, ahead_ms: int) -> None:
+        self.seq = seq
+        self.time_ms = time_ms
+        super().__init__(
+            f"the command at {seq} is stamped {ahead_ms // 1000} s ahead of the broker's own clock "
+            "and of this machine's: the broker's clock had jumped. "
+            "tidegate ledger rebase goes on without believing that stamp"
         )
 
 

@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -25,6 +24,7 @@ from schemas.names import Names
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Command, Speaker
 from worker.ledger import memory, system
+from worker.ledger.epochs import UNBOUND, Bound
 from worker.ledger.errors import FoldFailed, LedgerError, LogGap, StorageFull
 from worker.ledger.marks import LogMarks
 from worker.ledger.plane import Plane
@@ -120,6 +120,7 @@ class Fold:
 
     Attributes:
         state: Where it stands.
+        bound: What stamps before this epoch's beginning are believed.
         rulesets: Rulesets this worker can fold under.
 
     Args:
@@ -148,6 +149,7 @@ class Fold:
         self._savepoint = db.cursor()
         self._ticked = False
         self._seq = 0
+        self.bound = UNBOUND
         self.state = self._load()
 
     @property
@@ -221,19 +223,6 @@ class Fold:
             self._note(notes)
             self._commit()
 
-    def copy_into(self, path: Path) -> None:
-        """Write a compact copy of the file to a new one.
-
-        Raises:
-            StorageFull: There is no room for it; nothing was changed.
-        """
-        try:
-            self._db.execute("VACUUM INTO ?", (str(path),))
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_ERRORS:
-                raise StorageFull("there is no room for a copy of the ledger") from error
-            raise
-
     def unsaid(self) -> list[OutRow]:
         """The outbox rows in the file, in order."""
         return [
@@ -252,6 +241,7 @@ class Fold:
     def _load(self) -> State:
         last = self._db.execute("SELECT max(id) FROM outbox").fetchone()[0]
         self._outbox.next_id = max(self._outbox.next_id, (last or 0) + 1)
+        self.bound = Bound.read(self._db)
         return State(*self._db.execute(_LOAD).fetchone())
 
     @contextmanager
@@ -311,7 +301,7 @@ class Fold:
         if state.ruleset not in self.rulesets:
             # A newer version folded this file before.
             return Stop("unknown-ruleset", seq, Ruleset(v=1, version=state.ruleset))
-        now_ms = max(state.now_ms, message.time_ms)
+        now_ms = max(state.now_ms, self.bound.stamp_ms(seq, message.time_ms))
         digest = memory.digest_of(message.subject, message.data)
         trace = envelope.traceparent_of(message.headers)
         command_id, given = "", None

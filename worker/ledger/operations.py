@@ -23,9 +23,10 @@ from schemas.subjects import Speaker
 from schemas.system import RebaseView, SentView, SnapshotsView, SnapshotView, TrimmedView
 from worker import identity
 from worker.bus.jetstream import JetStream
-from worker.ledger import digest, memory
+from worker.ledger import memory, rulesets
 from worker.ledger.control import Control
-from worker.ledger.errors import Regressed
+from worker.ledger.digests import Digests
+from worker.ledger.errors import Diverged, Regressed, StampAhead
 from worker.ledger.keeper import Keeper
 from worker.ledger.questions import Questions
 from worker.ledger.runner import Runner
@@ -33,6 +34,8 @@ from worker.ledger.snapshots import Snapshot, Snapshots
 from worker.queries import QueryHandler
 
 FOLD_MS: Final = 5_000
+
+_ENDED_BY_AN_EPOCH: Final = frozenset({Regressed.reason, Diverged.reason, StampAhead.reason})
 
 
 class Operations:
@@ -47,6 +50,7 @@ class Operations:
         snapshots: The space's snapshots.
         control: The other replicas.
         questions: Waits for results.
+        digests: Digests the state.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Operations:
         snapshots: Snapshots,
         control: Control,
         questions: Questions,
+        digests: Digests,
     ) -> None:
         self._js = js
         self._names = names
@@ -68,6 +73,7 @@ class Operations:
         self._snapshots = snapshots
         self._control = control
         self._questions = questions
+        self._digests = digests
 
     def handlers(self) -> Mapping[tuple[str, str], QueryHandler]:
         """The queries by (plane, name); those that change something are for operators only."""
@@ -86,9 +92,7 @@ class Operations:
         late = await self._questions.wait_for(query.after)
         if late is not None:
             return late
-        database = self._runner.database
-        found = await database.read(lambda db, _: digest.compute(db, database.planes))
-        return Accepted("digest", found.to_object())
+        return Accepted("digest", (await self._digests.get()).to_object())
 
     async def _list(self, _: Speaker, raw: bytes) -> Verdict:
         SnapshotsQuery.from_bytes(raw)
@@ -158,17 +162,44 @@ class Operations:
         return Accepted("folded", sent.to_object())
 
     async def _rebase(self, raw: bytes) -> Verdict:
-        RebaseQuery.from_bytes(raw)
+        query = RebaseQuery.from_bytes(raw)
         standings = await self._control.standings()
-        halted = [one for one in standings if one.halted == Regressed.reason]
+        halted = [one for one in standings if one.halted in _ENDED_BY_AN_EPOCH]
         if not halted:
             return Refusal(
-                Code.FAILED_PRECONDITION, "not-regressed", "no replica says that the log regressed"
+                Code.FAILED_PRECONDITION,
+                "not-regressed",
+                "no replica says that the log regressed, that replicas differ or that a stamp "
+                "cannot be believed",
+            )
+        if query.replica is None and any(one.halted == Diverged.reason for one in halted):
+            known = ", ".join(sorted(one.replica for one in standings))
+            return Refusal(
+                Code.FAILED_PRECONDITION,
+                "replica-not-named",
+                f"replicas differ, and only a person can say which is right: compare each with "
+                f"tidegate ledger verify --replica ID, then name it here; there are {known}",
+            )
+        if any(one.halted == StampAhead.reason for one in halted) and not self._is_mended():
+            return Refusal(
+                Code.FAILED_PRECONDITION,
+                "ruleset-too-old",
+                f"a stamp is left unbelieved from ruleset {rulesets.MENDED} on; the log is under "
+                f"{self._runner.position.ruleset}, and goes on when that instant has come",
+            )
+        if query.replica is not None:
+            halted = [one for one in halted if one.replica == query.replica]
+        if not halted:
+            return Refusal(
+                Code.NOT_FOUND, "no-such-replica", "no replica of that id answers and stands still"
             )
         first = max(halted, key=lambda one: (one.epoch, one.watermark, one.replica))
         await self._control.ask_to_rebase(first.replica)
         view = RebaseView(replica=first.replica, epoch=first.epoch + 1, base=first.watermark)
         return Accepted("asked", view.to_object())
+
+    def _is_mended(self) -> bool:
+        return self._runner.position.ruleset >= rulesets.MENDED
 
 
 def _for_operators(handler: Callable[[bytes], Awaitable[Verdict]]) -> QueryHandler:

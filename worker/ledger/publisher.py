@@ -23,10 +23,11 @@ from worker.bus.errors import (
     Unavailable,
 )
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import Outgoing
+from worker.bus.messages import Outgoing, StoredMessage
 from worker.bus.window import GroupPublisher
 from worker.errors import TidegateError
 from worker.ledger import keyed
+from worker.ledger.deletions import Deletions
 from worker.ledger.errors import Diverged
 from worker.ledger.lease import Lease, Progress
 from worker.ledger.space_key import KeyDamaged
@@ -72,10 +73,9 @@ class Publisher:
         self._oldest_ms = oldest_ms
         self._on_stored = on_stored
         self._single = GroupPublisher(js, names.res_stream, atomic=True)
-        self._deletes = GroupPublisher(js, names.payloads_bucket, atomic=False)
+        self._deletions = Deletions(js, names, self._on_deleted)
         self._waiting: deque[OutRow] = deque()
         self._leaving: deque[tuple[Sequence[OutRow], asyncio.Task[None]]] = deque()
-        self._deleting: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -111,9 +111,14 @@ class Publisher:
         return len(self._waiting) + sum(len(rows) for rows, _ in self._leaving)
 
     @property
+    def undeleted(self) -> str:
+        """Why payloads of settled turns cannot be deleted now; empty if they can."""
+        return self._deletions.trouble
+
+    @property
     def owes(self) -> bool:
         """Whether rows of the file are on their way, or said and not dropped yet."""
-        return bool(self.said or self._waiting or self._leaving or self._deleting)
+        return bool(self.said or self._waiting or self._leaving or self._deletions)
 
     def restart(self, epoch: int, watermark: int, rows: Sequence[OutRow]) -> None:
         """Begin with what a file still owes, as after an open or a rebase.
@@ -125,9 +130,12 @@ class Publisher:
             task.cancel()
         self._leaving.clear()
         self._waiting.clear()
+        self._deletions.clear()
+        # Their ids are those of other rows in a file that was newly loaded.
+        self.said = []
         self._epoch = epoch
-        results = (row for row in rows if row.kind is Kind.RESULT)
-        self._earlier = max((row.id for row in results if _epoch_of(row) < epoch), default=0)
+        said = (row for row in rows if row.kind not in (Kind.GRANT, Kind.DELETE))
+        self._earlier = max((row.id for row in said if _epoch_of(row) < epoch), default=0)
         self._last_result = None
         self.offer(rows, watermark)
 
@@ -135,9 +143,7 @@ class Publisher:
         """Hand in what a committed batch says; ``watermark`` is the sequence it reached."""
         for row in rows:
             if row.kind is Kind.DELETE:
-                task = asyncio.create_task(self._delete(row), name="delete-payload")
-                self._deleting.add(task)
-                task.add_done_callback(self._deleting.discard)
+                self._deletions.offer(row)
             else:
                 self._waiting.append(row)
                 self._empty.clear()
@@ -157,6 +163,7 @@ class Publisher:
             Diverged: Another replica derived something else from the same log.
         """
         watching = asyncio.create_task(self._watch(lease), name="lease-changes")
+        deleting = asyncio.create_task(self._deletions.run(), name="delete-payloads")
         try:
             while True:
                 self._wake.clear()
@@ -170,6 +177,7 @@ class Publisher:
                 await self._wake.wait()
         finally:
             watching.cancel()
+            deleting.cancel()
             for _, task in self._leaving:
                 task.cancel()
 
@@ -233,7 +241,7 @@ class Publisher:
             dropped.append(row)
             is_result = row.kind is Kind.RESULT and row.id > self._earlier
             if is_result and row.seq == told.chain_seq and chain_of(row.body) != told.chain:
-                raise Diverged(row.seq)
+                raise Diverged(self._epoch, row.seq)
         self._done(dropped)
 
     def _is_stored(self, row: OutRow, told: Progress) -> bool:
@@ -274,18 +282,21 @@ class Publisher:
             raise failed.exceptions[0] from failed
 
     async def _store_one(self, message: Outgoing, row: OutRow) -> None:
-        attempt = 0
+        attempt = expected = 0
         while True:
             try:
                 await self._single.publish(
                     message.subject,
                     message.data,
                     headers=message.headers,
-                    expect_last_subject_seq=0,
+                    expect_last_subject_seq=expected,
                 )
             except CasLost:
-                if await self._was_first(message, row):
-                    return
+                found = await self._find(message.subject)
+                if found is not None:
+                    if self._is_said(found, message, row):
+                        return
+                    expected = found.seq
                 attempt = await self._pause(CasLost(subject=message.subject), attempt)
             except (TooLarge, Rejected) as error:
                 _log.error("result_not_publishable", subject=message.subject, error=error.message)
@@ -295,37 +306,31 @@ class Publisher:
             else:
                 return
 
-    async def _was_first(self, message: Outgoing, row: OutRow) -> bool:
-        """Whether what is stored is what we would say; ``False`` if nothing is stored by now."""
+    async def _find(self, subject: str) -> StoredMessage | None:
         try:
-            found = await self._js.last_message(self._names.res_stream, message.subject)
+            return await self._js.last_message(self._names.res_stream, subject)
         except BusError:
-            return False
-        if found is None:
-            return False
-        if found.data != message.data:
-            _log.error("result_differs", subject=message.subject, seq=row.seq)
-            raise Diverged(row.seq)
-        return True
+            return None
 
-    async def _delete(self, row: OutRow) -> None:
-        """Delete one revision of a payload; one that is gone or newer is left alone."""
-        attempt = 0
-        while True:
-            try:
-                await self._deletes.publish(
-                    row.subject,
-                    row.body,
-                    headers=row.headers,
-                    expect_last_subject_seq=row.expect,
-                )
-            except CasLost:
-                break
-            except BusError as error:
-                attempt = await self._pause(error, attempt)
-            else:
-                break
-        self.said.append(row.id)
+    def _is_said(self, found: StoredMessage, message: Outgoing, row: OutRow) -> bool:
+        """Whether what is stored stands for a row; ``False`` if the row goes in its place.
+
+        Raises:
+            Diverged: Another replica derived other bytes in the same epoch.
+        """
+        if found.data == message.data:
+            return True
+        _log.error("result_differs", subject=message.subject, seq=row.seq)
+        if row.id <= self._earlier:
+            # Its epoch is over: what was heard of it stands, and the new one says what holds.
+            return True
+        if row.kind is Kind.GRANT and _epoch_of_grant(found.data) < self._epoch:
+            # No subject of a grant names its epoch; the seat of the one that is over is gone.
+            return False
+        raise Diverged(self._epoch, row.seq)
+
+    def _on_deleted(self, row_id: int) -> None:
+        self.said.append(row_id)
         self._wake.set()
 
     async def _outgoing(self, rows: Sequence[OutRow]) -> list[Outgoing]:
@@ -348,16 +353,22 @@ class Publisher:
         ]
 
     async def _pause(self, error: TidegateError, attempt: int) -> int:
-        self.trouble = error.message
+        # Not its message: that names a subject, and who asked for what is not for a health page.
+        self.trouble = error.reason
         if attempt == 0:
             _log.warning("results_not_published", reason=error.reason, error=error.message)
         await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
         return attempt + 1
 
 
-def _epoch_of(result: OutRow) -> int:
-    """The epoch in the result's id, ``<epoch>-<seq>``."""
-    return int(result.subject.rpartition(".")[2].partition("-")[0])
+def _epoch_of(row: OutRow) -> int:
+    """The epoch in a row's id, ``<epoch>-<seq>`` or ``<epoch>-<seq>-<n>``."""
+    return int(row.subject.rpartition(".")[2].partition("-")[0])
+
+
+def _epoch_of_grant(body: bytes) -> int:
+    """The epoch in the id of the lease that a stored grant names; our own writes are trusted."""
+    return int(str(json.loads(body)["lease_id"]).partition("-")[0])
 
 
 def chain_of(body: bytes) -> str:

@@ -1,9 +1,11 @@
 """Queries of the ledger's planes: answered from the file, between two batches, without writing."""
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from schemas import strict_json
 from schemas.codes import BadInput, Code
@@ -18,6 +20,9 @@ from worker.queries import QueryHandler
 
 AFTER_MS: Final = 5_000
 """How long a query waits for the result that its answer must include."""
+
+READS_AT_ONCE: Final = 2
+"""Queries that stand before a batch at most: one that is read, and one that is next."""
 
 _RESULT_ID = re.compile(r"([1-9][0-9]{0,15})-([1-9][0-9]{0,15})")
 
@@ -39,6 +44,8 @@ class Questions:
         self._watch = watch
         self._planes = planes
         self._key = key
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
+        self._askers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def handlers(self) -> Mapping[tuple[str, str], QueryHandler]:
         """The planes' queries by (plane, name)."""
@@ -98,22 +105,26 @@ class Questions:
         return verdict
 
     async def _read(self, query: Query, speaker: Speaker, raw: bytes) -> Verdict:
-        database, now_ms, key = self._runner.database, self._watch.now_ms(), self._key.known
-        return await database.read(
-            lambda db, state: query(
-                View(
-                    db,
-                    database.names,
-                    max(now_ms, state.now_ms),
-                    state.epoch,
-                    state.watermark,
-                    state.ruleset,
-                    speaker,
-                    key,
-                ),
-                raw,
+        # The fold has the same thread: a batch waits behind so few of them, however many ask, and
+        # whoever asks much waits for himself.
+        asker = self._askers.setdefault(speaker.principal, asyncio.Lock())
+        async with asker, self._reading:
+            database, now_ms, key = self._runner.database, self._watch.now_ms(), self._key.known
+            return await database.read(
+                lambda db, state: query(
+                    View(
+                        db,
+                        database.names,
+                        max(now_ms, state.now_ms),
+                        state.epoch,
+                        state.watermark,
+                        state.ruleset,
+                        speaker,
+                        key,
+                    ),
+                    raw,
+                )
             )
-        )
 
     def _handler(self, query: Query) -> QueryHandler:
         async def answer(speaker: Speaker, raw: bytes) -> Verdict:

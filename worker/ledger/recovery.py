@@ -6,9 +6,8 @@ replica finds the same one, loads the same snapshot and folds the same messages 
 """
 
 import asyncio
-import sqlite3
+import contextlib
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -21,19 +20,17 @@ from schemas.subjects import Speaker
 from worker.bus.errors import BusError, CasLost
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import StreamInfo
-from worker.ledger import regression, store
+from worker.ledger import regression, rulesets, store
 from worker.ledger.database import Database
-from worker.ledger.errors import BehindLog, LedgerError, Regressed
-from worker.ledger.marks import Remembered, forget_after
-from worker.ledger.presence import PEERS
-from worker.ledger.regression import MetRebase
+from worker.ledger.epochs import adjust
+from worker.ledger.errors import BehindLog, Diverged, LedgerError, Regressed, StampAhead
+from worker.ledger.marks import Remembered
+from worker.ledger.regression import Beginning, MetRebase
 from worker.ledger.runner import Runner
 from worker.ledger.snapshots import Snapshot, SnapshotDamaged, Snapshots
 from worker.ledger.watch import LogWatch
 
 AGAIN_S: Final = 2.0
-_SET = "UPDATE fold SET epoch = ?, watermark = ?"
-_NOTE = "INSERT INTO local VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _log = structlog.get_logger("tidegate.ledger")
 
 
@@ -84,8 +81,17 @@ class Recovery:
                     if not error.heard:
                         await self._state_regression(error)
                     await self._after_regression(heard=error.heard)
+                case Diverged():
+                    # Alone neither: the other file may be the right one.
+                    await self._after_doubt(by_itself=False, lasts=lambda: True)
+                case StampAhead(time_ms=time_ms):
+                    mended = self._runner.position.ruleset >= rulesets.MENDED
+                    await self._after_doubt(
+                        by_itself=mended and self._alone(),
+                        lasts=lambda: self._runner.is_ahead(time_ms),
+                    )
                 case MetRebase():
-                    await self._adopt(error.rebase)
+                    await self._adopt(error.begun)
                 case BehindLog():
                     await self.catch_up(error)
                 case _:
@@ -137,9 +143,9 @@ class Recovery:
             remembered = await database.read(lambda db, _: Remembered.read(db))
             common = await regression.find_common(self._js, info, remembered)
             epoch = self._runner.position.epoch + 1
-            rebase = await regression.find_rebase(self._js, self._names, info, common, epoch)
-            if rebase is not None:
-                await self._adopt(rebase)
+            begun = await regression.find_rebase(self._js, self._names, info, common, epoch)
+            if begun is not None:
+                await self._adopt(begun)
                 return
             if (self._alone() and not heard) or self.asked.is_set():
                 if await self._is_stale(info):
@@ -160,6 +166,25 @@ class Recovery:
                 except MetRebase as met:
                     await self._adopt(met.rebase)
                 return
+
+    async def _after_doubt(self, *, by_itself: bool, lasts: Callable[[], bool]) -> None:
+        """Stand still until the log goes on in another epoch, from a file that is not in doubt."""
+        while lasts():
+            try:
+                await self._runner.check_log()
+            except MetRebase as met:
+                await self._adopt(met.begun)
+                return
+            except LedgerError as error:
+                _log.warning("log_does_not_fit", reason=error.reason, error=error.message)
+                return
+            if by_itself or self.asked.is_set():
+                self.asked.clear()
+                await self._begin_epoch(self._runner.position.watermark)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await self.asked.wait()
 
     async def _is_stale(self, info: StreamInfo) -> bool:
         """Whether the log goes on beyond the end that was told: a deposed leader told it.
@@ -200,24 +225,25 @@ class Recovery:
         )
         _log.warning("rebase_published", epoch=body.epoch, base=body.base, common=common)
 
-    async def _adopt(self, rebase: Rebase) -> None:
+    async def _adopt(self, begun: Beginning) -> None:
         """Load the snapshot that an epoch begins with, or a newer one of that epoch.
 
         Raises:
             SnapshotDamaged: There is none that verifies.
         """
+        rebase = begun.rebase
         for snapshot in await self._snapshots.list():
             if snapshot.epoch >= rebase.epoch and await self._load(snapshot):
                 return
             named = snapshot.name == rebase.snapshot and snapshot.digest == rebase.digest
-            if named and await self._load(snapshot, rebase):
+            if named and await self._load(snapshot, begun):
                 _log.warning("rebased", epoch=rebase.epoch, common=rebase.common)
                 return
         raise SnapshotDamaged(
             f"the snapshot {rebase.snapshot} that epoch {rebase.epoch} begins with is not there"
         )
 
-    async def _load(self, snapshot: Snapshot, rebase: Rebase | None = None) -> bool:
+    async def _load(self, snapshot: Snapshot, begun: Beginning | None = None) -> bool:
         """Fold on from a snapshot; ``False`` if it does not verify."""
         old = self._runner.database
         arrived = old.path.with_name("arriving.db")
@@ -227,7 +253,7 @@ class Recovery:
             _log.error("snapshot_skipped", name=snapshot.name, error=error.message)
             return False
         info = await self._watch.refresh()
-        await asyncio.to_thread(adjust, arrived, info, rebase)
+        await asyncio.to_thread(adjust, arrived, info, begun)
         await old.close()
         await asyncio.to_thread(store.put_in_place, arrived, old.path)
         fresh = await Database.open(old.path, old.names, old.planes, rulesets=old.fold.rulesets)
@@ -252,17 +278,3 @@ class Recovery:
             _log.debug("log_regression_stated_before")
         except BusError as trouble:
             _log.warning("log_regression_not_stated", error=trouble.message)
-
-
-def adjust(path: Path, info: StreamInfo | None = None, rebase: Rebase | None = None) -> None:
-    """Make another replica's copy our own, in one transaction; with ``rebase`` in a new epoch."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("DELETE FROM local WHERE name = ?", (PEERS,))
-        if rebase is not None:
-            db.execute(_SET, (rebase.epoch, rebase.common))
-            forget_after(db, rebase.common)
-        if rebase is not None and info is not None:
-            db.execute(_NOTE, (regression.CREATED, info.created))
-            db.execute(_NOTE, (regression.LAST_SEEN, "0"))
-        db.execute("COMMIT")

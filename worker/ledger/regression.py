@@ -6,6 +6,7 @@ ledger has been rebased (DESIGN section 5).
 """
 
 import sqlite3
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -53,18 +54,33 @@ class Notes:
         return cls(noted.get(CREATED, ""), int(noted.get(LAST_SEEN, "0")))
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A command that begins an epoch, as the log holds it.
+
+    Attributes:
+        rebase: What it says.
+        seq: Where it stands.
+        at_ms: The broker's timestamp on it.
+    """
+
+    rebase: Rebase
+    seq: int
+    at_ms: int
+
+
 class MetRebase(LedgerError):
     """The next command begins another epoch, from a snapshot.
 
     Attributes:
-        rebase: The command.
+        begun: The command.
     """
 
     reason = "rebase"
 
-    def __init__(self, rebase: Rebase) -> None:
-        self.rebase = rebase
-        super().__init__(f"the log was rebased into epoch {rebase.epoch}")
+    def __init__(self, begun: Beginning) -> None:
+        self.begun = begun
+        super().__init__(f"the log was rebased into epoch {begun.rebase.epoch}")
 
 
 async def prove(
@@ -112,8 +128,22 @@ async def find_common(js: JetStream, info: StreamInfo, remembered: Remembered) -
 
 async def find_rebase(
     js: JetStream, names: Names, info: StreamInfo, after: int, epoch: int
-) -> Rebase | None:
+) -> Beginning | None:
     """The command after a sequence that begins an epoch, if the log holds one.
+
+    Raises:
+        BusError: The broker did not answer.
+    """
+    async for begun in beginnings(js, names, info, after):
+        if begun.rebase.epoch == epoch:
+            return begun
+    return None
+
+
+async def beginnings(
+    js: JetStream, names: Names, info: StreamInfo, after: int
+) -> AsyncIterator[Beginning]:
+    """The commands after a sequence that begin an epoch, in order.
 
     Raises:
         BusError: The broker did not answer.
@@ -123,10 +153,10 @@ async def find_rebase(
     while True:
         message = await js.next_message(info.name, max(seq, 1), subject)
         if message is None:
-            return None
+            return
         rebase = _as_rebase(names, message)
-        if rebase is not None and rebase.epoch == epoch:
-            return rebase
+        if rebase is not None:
+            yield Beginning(rebase, message.seq, message.time_ms)
         seq = message.seq + 1
 
 

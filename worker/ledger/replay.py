@@ -12,15 +12,16 @@ from typing import Final
 
 from schemas.names import Names
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import StoredMessage
+from worker.bus.messages import StoredMessage, StreamInfo
 from worker.bus.reader import LogReader
-from worker.ledger import digest
+from worker.ledger import digest, epochs, regression
 from worker.ledger.database import Database
 from worker.ledger.digest import Digest
 from worker.ledger.errors import BehindLog, LedgerError
 from worker.ledger.fold import Batch
 from worker.ledger.plane import Plane
-from worker.ledger.snapshots import SnapshotDamaged, Snapshots
+from worker.ledger.regression import Beginning
+from worker.ledger.snapshots import Snapshot, SnapshotDamaged, Snapshots
 
 BATCH: Final = 1_000
 NEVER_MS: Final = 2**62
@@ -65,6 +66,9 @@ async def replay(
 ) -> Replayed:
     """Fold a space's log into a file that does not exist yet.
 
+    A log that was rebased begins, for a replay, where its last epoch does: what was lost before is
+    in the snapshot of that beginning alone.
+
     Args:
         js: The workers' account.
         names: The space.
@@ -84,8 +88,11 @@ async def replay(
     info = await js.stream_info(names.log_stream)
     last = info.last_seq if until is None else min(until, info.last_seq)
     begun = ""
-    if from_snapshot or info.first_seq > 1:
-        begun = await _from_snapshot(js, names, planes, into, last)
+    epoch = await _last_epoch(js, names, info, last)
+    if from_snapshot or epoch is not None or info.first_seq > 1:
+        begun = await _from_snapshot(
+            js, names, planes, into, last, epoch, newest=from_snapshot or info.first_seq > 1
+        )
     database = await Database.open(into, names, planes)
     try:
         start = await database.read(lambda _, state: state.watermark)
@@ -117,24 +124,67 @@ async def digest_of_file(path: Path, names: Names, planes: Sequence[Plane]) -> D
         await database.close()
 
 
+async def _last_epoch(js: JetStream, names: Names, info: StreamInfo, last: int) -> Beginning | None:
+    """What begins the last epoch up to a sequence; ``None`` if the log was never rebased."""
+    found = None
+    async for begun in regression.beginnings(js, names, info, 0):
+        # Of two that begin the same epoch the first one did.
+        if begun.seq <= last and (found is None or begun.rebase.epoch > found.rebase.epoch):
+            found = begun
+    return found
+
+
 async def _from_snapshot(
-    js: JetStream, names: Names, planes: Sequence[Plane], into: Path, last: int
+    js: JetStream,
+    names: Names,
+    planes: Sequence[Plane],
+    into: Path,
+    last: int,
+    epoch: Beginning | None,
+    *,
+    newest: bool,
 ) -> str:
+    """Put a snapshot at ``into``; its name, or nothing if none fits and none is needed.
+
+    Raises:
+        ReplayStopped: The log was rebased, and no snapshot of its last epoch is left.
+    """
     work_dir = into.parent / f".{into.name}.snapshots"
     snapshots = Snapshots(js, names, planes, work_dir, wall_ms=lambda: time.time_ns() // 1_000_000)
     try:
-        for snapshot in await snapshots.list():
-            if snapshot.watermark > last:
-                continue
+        for snapshot in _fitting(await snapshots.list(), last, epoch, newest=newest):
             try:
                 await snapshots.fetch(snapshot, into)
             except SnapshotDamaged:
                 continue
+            if epoch is not None and snapshot.epoch < epoch.rebase.epoch:
+                info = await js.stream_info(names.log_stream)
+                await asyncio.to_thread(epochs.adjust, into, info, epoch)
             return snapshot.name
     finally:
         if work_dir.exists():
             work_dir.rmdir()
+    if epoch is not None:
+        raise ReplayStopped(
+            f"the log was rebased into epoch {epoch.rebase.epoch}, and no snapshot of that epoch "
+            "is there to begin at; store one: tidegate ledger snapshot"
+        )
     return ""
+
+
+def _fitting(
+    snapshots: Sequence[Snapshot], last: int, epoch: Beginning | None, *, newest: bool
+) -> list[Snapshot]:
+    """Snapshots that a replay can begin at, the best first.
+
+    That is the newest one, or else the one with most of the log after it.
+    """
+    if epoch is None:
+        return [one for one in snapshots if one.watermark <= last]
+    rebase = epoch.rebase
+    own = [one for one in snapshots if one.epoch == rebase.epoch and one.watermark <= last]
+    first = [one for one in snapshots if (one.name, one.digest) == (rebase.snapshot, rebase.digest)]
+    return own + first if newest else first + own[::-1]
 
 
 async def _fold(

@@ -6,6 +6,7 @@ fold with a reason and nothing half done; the batch waits, and is tried again wh
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,16 @@ from worker.bus.messages import StoredMessage
 from worker.bus.reader import LogReader
 from worker.ledger import regression, rulesets, store
 from worker.ledger.database import Database
-from worker.ledger.errors import BehindLog, FoldFailed, LedgerError, Regressed, StorageFull
+from worker.ledger.epochs import UNBOUND, Bound
+from worker.ledger.errors import (
+    BehindLog,
+    Diverged,
+    FoldFailed,
+    LedgerError,
+    Regressed,
+    StampAhead,
+    StorageFull,
+)
 from worker.ledger.fold import Batch
 from worker.ledger.marks import Remembered
 from worker.ledger.publisher import Publisher
@@ -38,6 +48,9 @@ AHEAD_MS: Final = 60_000
 
 DROP_AFTER_S: Final = 0.25
 """An idle fold drops the rows that were said after so long."""
+
+CONTRADICTED: Final = 3
+"""How often in a row the broker's clock must contradict a stamp of its own, a second apart."""
 
 ALARM_S: Final = 6.0
 """How long another replica's alarm holds if it is not repeated."""
@@ -71,6 +84,7 @@ class Position:
         ruleset: In force.
         due_at_ms: When time alone changes something next; ``None`` if it does not.
         ticks: Ticks folded since the start.
+        bound: What stamps before this epoch's beginning are believed.
     """
 
     epoch: int
@@ -80,6 +94,7 @@ class Position:
     ruleset: int
     due_at_ms: int | None
     ticks: int = 0
+    bound: Bound = UNBOUND
 
 
 class Runner:
@@ -119,6 +134,9 @@ class Runner:
         self._database: Database | None = None
         self._applying: asyncio.Task[Batch] | None = None
         self._alarm = (0, 0.0)
+        self._contradicted = 0
+        self._doubted = asyncio.Event()
+        self._doubt: Diverged | None = None
         self._queue: asyncio.Queue[Sequence[StoredMessage]] = asyncio.Queue(QUEUE)
         self._reading: asyncio.Task[None] | None = None
         self._next = 1
@@ -166,6 +184,16 @@ class Runner:
         """
         self._alarm = (epoch, asyncio.get_running_loop().time() + ALARM_S)
 
+    def doubt(self, error: Diverged) -> None:
+        """Fold nothing more in this epoch: it is not known whose file is right."""
+        self._doubt = error
+        self.halt(error.reason, error.message)
+        self._doubted.set()
+
+    def is_ahead(self, time_ms: int) -> bool:
+        """Whether an instant is too far ahead of this machine's clock to be folded."""
+        return time_ms > self._wall_ms() + AHEAD_MS
+
     async def check_log(self, *, alone: bool = False) -> None:
         """Prove that the log is the one that was folded, and that it goes on where we stand.
 
@@ -174,7 +202,7 @@ class Runner:
 
         Raises:
             Regressed: It is another one, or an older copy.
-            MetRebase: It goes on in another epoch.
+            regression.MetRebase: It goes on in another epoch.
             BehindLog: It begins after our watermark.
             BusError: The broker did not answer.
         """
@@ -188,12 +216,12 @@ class Runner:
         )
         info = await self._watch.refresh()
         await regression.prove(self._js, info, watermark, remembered, notes)
-        rebase = await regression.find_rebase(
+        begun = await regression.find_rebase(
             self._js, self.database.names, info, watermark, self.position.epoch + 1
         )
-        if rebase is not None:
+        if begun is not None:
             # What lies before it belongs to the next epoch already, from its common part on.
-            raise regression.MetRebase(rebase)
+            raise regression.MetRebase(begun)
         if info.first_seq > self.position.watermark + 1:
             raise BehindLog(self.position.watermark, info.first_seq)
         if notes.created != info.created:
@@ -255,11 +283,17 @@ class Runner:
             return False
         return True
 
+    async def wait_for_epoch(self, epoch: int) -> None:
+        """Wait until the log goes on in an epoch."""
+        async with self.moved:
+            await self.moved.wait_for(lambda: self.position.epoch >= epoch)
+
     async def _run_until_it_does_not_fit(self) -> None:
         # Only the file knows: a commit may have happened and been reported as failed.
         await self.load()
         self._queue = asyncio.Queue(QUEUE)
         tasks = [
+            asyncio.create_task(self._doubting(), name="doubt"),
             asyncio.create_task(self._read(), name="read-log"),
             asyncio.create_task(self._fold(), name="fold"),
         ]
@@ -273,6 +307,16 @@ class Runner:
         for end in ends:
             if isinstance(end, Exception):
                 raise end
+
+    async def _doubting(self) -> None:
+        while True:
+            await self._doubted.wait()
+            self._check_doubt()
+            self._doubted.clear()
+
+    def _check_doubt(self) -> None:
+        if self._doubt is not None and self._doubt.epoch == self.position.epoch:
+            raise Diverged(self._doubt.epoch, self._doubt.seq)
 
     async def _read(self) -> None:
         """Read on for ever, opening anew whenever the order was lost."""
@@ -338,19 +382,14 @@ class Runner:
         """Fold what can be folded now; returns what is left to try again."""
         await self._publisher.wait_for_room()
         self._check_alarm()
+        self._check_doubt()
         limit_ms = self._wall_ms() + AHEAD_MS
-        now = [message for message in messages if message.time_ms <= limit_ms]
-        if len(now) < len(messages):
-            first = next(m for m in messages if m.time_ms > limit_ms)
-            now = messages[: messages.index(first)]
+        believed = self.position.bound.stamp_ms
+        now = list(itertools.takewhile(lambda m: believed(m.seq, m.time_ms) <= limit_ms, messages))
         if not now:
-            self.halt(
-                "clock-behind",
-                f"the command at {messages[0].seq} is stamped more than {AHEAD_MS // 1000} s ahead "
-                "of this machine's clock; set the clock right",
-            )
-            await asyncio.sleep(1)
+            await self._look_at_clocks(messages[0])
             return messages
+        self._contradicted = 0
         try:
             batch = await self._apply(now)
         except StorageFull as error:
@@ -364,10 +403,39 @@ class Runner:
             await asyncio.sleep(10)
             return messages
         if batch.stop is not None:
-            await self._stopped_by(batch.stop)
+            await self._stopped_by(batch.stop, messages[batch.applied])
         elif self.trouble is not None:
             self.resume()
         return messages[batch.applied :]
+
+    async def _look_at_clocks(self, message: StoredMessage) -> None:
+        """Say whose clock is wrong, and wait a second.
+
+        Raises:
+            StampAhead: It is the stamp: again and again the broker's own clock contradicts it.
+        """
+        await asyncio.sleep(1)
+        try:
+            await self._watch.refresh()
+        except BusError as error:
+            _log.debug("clock_not_asked_for", error=error.message)
+            return
+        ahead_ms = message.time_ms - max(self._watch.now_ms(), self._wall_ms())
+        if ahead_ms > AHEAD_MS:
+            wrong = StampAhead(message.seq, message.time_ms, ahead_ms)
+            self.halt(wrong.reason, wrong.message)
+            self._contradicted += 1
+            if self._contradicted >= CONTRADICTED:
+                self._contradicted = 0
+                raise wrong
+            return
+        self._contradicted = 0
+        apart_s = abs(self._watch.now_ms() - self._wall_ms()) // 1000
+        self.halt(
+            "clock-behind",
+            f"the command at {message.seq} is stamped more than {AHEAD_MS // 1000} s ahead of this "
+            f"machine's clock, which is {apart_s} s from the broker's; set the wrong one right",
+        )
 
     async def _apply(self, messages: Sequence[StoredMessage]) -> Batch:
         """Fold, and hand on what is said, even if the caller is cancelled meanwhile."""
@@ -404,15 +472,16 @@ class Runner:
         await self._move(position)
         return batch
 
-    async def _stopped_by(self, stop: Stop) -> None:
+    async def _stopped_by(self, stop: Stop, message: StoredMessage) -> None:
         """The next command cannot be folded by this worker as it is.
 
         Raises:
-            MetRebase: It begins another epoch.
+            regression.MetRebase: It begins another epoch.
         """
         match stop.body:
             case Rebase():
-                raise regression.MetRebase(stop.body)
+                begun = regression.Beginning(stop.body, message.seq, message.time_ms)
+                raise regression.MetRebase(begun)
             case Ruleset(version=version):
                 self.halt(
                     stop.reason,
@@ -437,4 +506,5 @@ def _position(database: Database, ticks: int = 0) -> Position:
         state.ruleset,
         database.fold.due_at(),
         ticks,
+        database.fold.bound,
     )

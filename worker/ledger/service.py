@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -26,6 +27,9 @@ from worker.ledger import counting, store
 from worker.ledger.bystander import Bystander
 from worker.ledger.control import Control
 from worker.ledger.database import Database
+from worker.ledger.digests import Digests
+from worker.ledger.divergence import NOTE as DIVERGED
+from worker.ledger.divergence import Divergence, noted
 from worker.ledger.errors import BehindLog, Diverged, Regressed, StorageFull
 from worker.ledger.keeper import Keeper
 from worker.ledger.lease import Lease
@@ -127,9 +131,9 @@ class LedgerPlane:
         self._presence = Presence(
             js, leases, self._standing, self._remember_peers, greet=lambda: self._control.greet()
         )
-        self._snapshots = Snapshots(
-            js, names, planes, self._path.parent / "snapshots", wall_ms=wall_ms
-        )
+        self._work_dir = self._path.parent / "snapshots"
+        self._snapshots = Snapshots(js, names, planes, self._work_dir, wall_ms=wall_ms)
+        self._digests = Digests(self._runner, planes, self._work_dir)
         self._recovery = Recovery(
             js,
             names,
@@ -159,6 +163,7 @@ class LedgerPlane:
             self._recovery.asked,
             self._presence.greeted,
             self._on_alarm,
+            self._digests.get,
         )
         self._questions = Questions(self._runner, self._watch, self._planes, self._key)
         self._operations = Operations(
@@ -170,8 +175,15 @@ class LedgerPlane:
             self._snapshots,
             self._control,
             self._questions,
+            self._digests,
         )
-        self._diverged = asyncio.Event()
+        self._divergence = Divergence(
+            leases,
+            epoch=lambda: self._runner.position.epoch,
+            on_known=self._runner.doubt,
+            note=self._note_divergence,
+            alarm=lambda: self._control.alarm(),
+        )
         self._goal = 0
         self._troubles: set[str] = set()
         self._stopping = asyncio.Event()
@@ -213,6 +225,8 @@ class LedgerPlane:
                 log was trimmed beyond it and no snapshot reaches into the log.
             BusError: The broker does not answer.
         """
+        # What a worker that was killed left behind of its copies.
+        await asyncio.to_thread(shutil.rmtree, self._work_dir, ignore_errors=True)
         info = await self._js.stream_info(self._names.res_stream)
         self._runner.res_max_age_ms = int(info.config.get("max_age") or 0) // 1_000_000
         if not self._path.exists() or self._path.stat().st_size == 0:
@@ -221,8 +235,12 @@ class LedgerPlane:
             self._path, self._names, self._planes, rulesets=self._rulesets
         )
         await self._runner.replace(database)
+        if known := await database.read(lambda db, _: noted(store.local(db, DIVERGED))):
+            self._divergence.found(Diverged(*known))
         self._presence.peers = await database.read(lambda db, _: _peers(store.local(db, PEERS)))
         await self._ask_peers()
+        with contextlib.suppress(StreamMissing):
+            await self._divergence.look()
         try:
             await self._runner.check_log()
         except (Regressed, MetRebase) as error:
@@ -247,7 +265,8 @@ class LedgerPlane:
             return
         parts = {
             "watch": self._watch.run(),
-            "fold": self._fold(),
+            "fold": self._runner.run(self._recovery.recover),
+            "divergence": self._divergence.run(),
             "publish": self._publish(),
             "lease": self._lease.run(),
             "presence": self._presence.run(),
@@ -303,6 +322,10 @@ class LedgerPlane:
             reasons.append(f"the log does not answer: {self._watch.trouble}")
         if self._publisher.trouble and self._lease.held:
             reasons.append(f"results cannot be stored: {self._publisher.trouble}")
+        if self._publisher.undeleted:
+            reasons.append(
+                f"payloads of settled turns cannot be deleted: {self._publisher.undeleted}"
+            )
         return reasons
 
     def status(self) -> JsonObject:
@@ -369,27 +392,18 @@ class LedgerPlane:
         """
         return await self._questions.wait_for(result_id)
 
-    async def _fold(self) -> None:
-        folding = asyncio.create_task(self._runner.run(self._recovery.recover), name="folding")
-        diverging = asyncio.create_task(self._diverged.wait(), name="diverging")
-        try:
-            await asyncio.wait({folding, diverging}, return_when=asyncio.FIRST_COMPLETED)
-            if folding.done():
-                await folding
-        finally:
-            folding.cancel()
-            diverging.cancel()
-            await asyncio.gather(folding, diverging, return_exceptions=True)
-        # Two replicas no longer agree: only a person can say which of them is right.
-        await asyncio.Event().wait()
-
     async def _publish(self) -> None:
-        try:
-            await self._publisher.run(self._lease)
-        except Diverged as error:
-            self._diverged.set()
-            self._runner.halt(error.reason, error.message)
-            await asyncio.Event().wait()
+        while True:
+            try:
+                await self._publisher.run(self._lease)
+            except Diverged as error:
+                self._divergence.found(error)
+                # The next epoch's rows are another file's.
+                await self._runner.wait_for_epoch(error.epoch + 1)
+
+    async def _note_divergence(self, known: str) -> None:
+        database = self._runner.database
+        await database.run(lambda: database.fold.note({DIVERGED: known}))
 
     async def _catch_up(self, error: BehindLog) -> None:
         try:
@@ -410,12 +424,15 @@ class LedgerPlane:
             return
         peers = self._presence.peers
         for one in await self._control.standings(peers) if peers else ():
-            if one.replica != self._replica and one.halted == Regressed.reason:
+            if one.replica != self._replica:
                 self._on_alarm(one)
 
     def _on_alarm(self, standing: Standing) -> None:
         self._presence.peers |= {standing.replica}
-        self._runner.heed(standing.epoch)
+        if standing.halted == Regressed.reason:
+            self._runner.heed(standing.epoch)
+        elif standing.halted == Diverged.reason:
+            self._divergence.found(Diverged(standing.epoch, standing.watermark))
 
     def _standing(self) -> Standing:
         here, trouble = self._runner.position, self._runner.trouble

@@ -22,7 +22,7 @@ from worker.bus.jetstream import JetStream
 from worker.ledger import digest as digests
 from worker.ledger import store
 from worker.ledger.database import Database
-from worker.ledger.errors import LedgerError
+from worker.ledger.errors import LedgerError, StorageFull
 from worker.ledger.inspection import integrity_faults
 from worker.ledger.objects import CHUNK_BYTES, ObjectDamaged, ObjectInfo, ObjectStore
 from worker.ledger.plane import Plane
@@ -119,7 +119,7 @@ class Snapshots:
     async def take(self, database: Database) -> Snapshot:
         """Copy the ledger, store the copy, read it back, and only then name it.
 
-        The fold waits while the copy is made, and goes on while it is compressed and stored.
+        The fold goes on meanwhile; only a slice of the copy at a time keeps a batch waiting.
 
         Raises:
             StorageFull: There is no room for the copy.
@@ -127,8 +127,10 @@ class Snapshots:
             BusError: The broker did not take it.
         """
         with self._workspace() as space:
-            plain, packed, read_back = (space / part for part in ("plain", "packed", "read-back"))
-            await copy_into(database, plain)
+            parts = ("whole", "plain", "packed", "read-back")
+            whole, plain, packed, read_back = (space / part for part in parts)
+            await database.copy_into(whole)
+            await asyncio.to_thread(_compact, whole, plain)
             digest = await asyncio.to_thread(_digest_of, plain, self._planes)
             await asyncio.to_thread(_pack, plain, packed)
             written = await self._objects.write_chunks(_chunks_of(packed))
@@ -217,13 +219,20 @@ class Snapshots:
             shutil.rmtree(space, ignore_errors=True)
 
 
-async def copy_into(database: Database, path: Path) -> None:
-    """Write a compact copy of an open ledger to a new file.
+def _compact(whole: Path, plain: Path) -> None:
+    """Write a file without its free pages to a new one, and remove it.
 
     Raises:
-        StorageFull: There is no room for it; the ledger itself is as it was.
+        StorageFull: There is no room for it.
     """
-    await database.run(lambda: database.fold.copy_into(path))
+    try:
+        with contextlib.closing(sqlite3.connect(whole, isolation_level=None)) as db:
+            db.execute("VACUUM INTO ?", (str(plain),))
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise StorageFull("there is no room for a copy of the ledger") from error
+        raise
+    whole.unlink()
 
 
 def _digest_of(path: Path, planes: Sequence[Plane]) -> digests.Digest:

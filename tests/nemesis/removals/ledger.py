@@ -183,11 +183,11 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/publisher.py",
-                "        if found.data != message.data:\n",
-                "        if False:\n",
+                "        if found.data == message.data:\n",
+                "        if True:\n",
             ),
         ),
-        (f"{_REPLICAS}::test_a_replica_changed_by_hand_is_caught_and_stops",),
+        (f"{_REPLICAS}::test_a_replica_changed_by_hand_is_caught_and_every_replica_stops",),
         LEDGER,
     ),
     Guard(
@@ -200,7 +200,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "False",
             ),
         ),
-        (f"{_REPLICAS}::test_a_replica_changed_by_hand_is_caught_and_stops",),
+        (f"{_REPLICAS}::test_a_replica_changed_by_hand_is_caught_and_every_replica_stops",),
         LEDGER,
     ),
     Guard(
