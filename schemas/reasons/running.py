@@ -24,16 +24,16 @@ FOLD: Final = Group(
         Reason(
             "clock-behind",
             _LATER,
-            "A command is stamped more than a minute ahead of this machine's clock, and the broker's "
-            "clock agrees with it, or is wrong, too.",
+            "A command is stamped more than a minute ahead of this machine's clock, and the "
+            "broker's clock agrees with it.",
             "Compare both clocks, and set the wrong one right; it goes on by itself.",
             Retry.SAME,
         ),
         Reason(
             "stamp-ahead",
             _LATER,
-            "A command is stamped with an instant that the broker's own clock contradicts again and "
-            "again: that clock had jumped.",
+            "A command is stamped with an instant that the broker's own clock contradicts again "
+            "and again: that clock had jumped.",
             "A single replica goes on by itself in a new epoch that does not believe the stamp; "
             "else `tidegate ledger rebase`. Under a ruleset before 3 only waiting helps.",
             Retry.SAME,
@@ -59,7 +59,8 @@ FOLD: Final = Group(
             "Two replicas derived different things from the same log; one of them is wrong, and "
             "every replica stops.",
             "Leave them running. `tidegate ledger verify --replica ID` replays the log and says of "
-            "each whether it is right; then `tidegate ledger rebase --replica ID` with a right one.",
+            "each whether it is right; then `tidegate ledger rebase --replica ID` with one that "
+            "is.",
             Retry.SAME,
         ),
         Reason(
@@ -136,9 +137,31 @@ OPERATING: Final = Group(
         Reason(
             "not-regressed",
             _FIRST,
-            "A rebase was asked for, and no replica says that the log regressed.",
+            "A rebase was asked for, and no replica stands still for a reason that it would mend.",
             "Nothing to do; `tidegate status` says what is.",
             Retry.NO,
+        ),
+        Reason(
+            "replica-not-named",
+            _FIRST,
+            "Replicas differ, and a rebase was asked for without saying whose file is right.",
+            "`tidegate ledger verify --replica ID` for each, then `tidegate ledger rebase "
+            "--replica ID`.",
+            Retry.NEW,
+        ),
+        Reason(
+            "no-such-replica",
+            (Code.NOT_FOUND,),
+            "No replica of that id answers and stands still.",
+            "Take an id that `tidegate doctor` or the refusal before named; start its worker.",
+            Retry.NEW,
+        ),
+        Reason(
+            "ruleset-too-old",
+            _FIRST,
+            "What was asked for needs a newer ruleset than the one in force.",
+            "`tidegate ledger ruleset 3` once the fold goes on; until then only waiting helps.",
+            Retry.AGAIN,
         ),
         Reason(
             "ruleset-not-known",

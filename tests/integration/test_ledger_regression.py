@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from schemas.subjects import Speaker
+from tests.ledgers import HOLDS
 from tests.support.ledger import UID, Log, Running, a_log, folding, read_all, results, until
 from tests.support.server import Server
 from tests.support.space import Space
 from worker.bus.errors import BusError
 from worker.bus.messages import Outgoing
+from worker.ledger.replay import Replayed, ReplayStopped, replay
 
 
 class Store:
@@ -119,6 +121,43 @@ async def test_one_replica_goes_on_by_itself(own_space: Space, kept: Store) -> N
         assert [json.loads(m.data)["watermark"] for m in stated] == [lost[-1][0]]
         commands = await read_all(log.js, log.names.log_stream, f"{prefix}.cmd.*.*.sys.rebase")
         assert [json.loads(m.data)["common"] for m in commands] == [before[-1][0]]
+
+
+async def test_a_rebased_log_is_replayed_from_where_its_epoch_begins(
+    own_space: Space, kept: Store, tmp_path: Path
+) -> None:
+    async with connected(own_space) as log, folding(own_space) as one:
+        await one.said((await reserve(log, "u0"))[-1][0])
+        await kept.keep()
+        await reconnected(log)
+        await one.said((await reserve(log, "u1"))[-1][0])
+        await kept.put_back()
+        await reconnected(log)
+        unseen = await reserve(log, "u2")
+        await until(lambda: epoch(one) == 2, 40, one.ledger.status)
+        last = (await reserve(log, "u3"))[-1][0]
+        await one.said(last)
+
+        async def replayed(name: str, *, from_snapshot: bool = False) -> Replayed:
+            into = tmp_path / name
+            return await replay(
+                log.js, log.names, [HOLDS], into, until=last, from_snapshot=from_snapshot
+            )
+
+        expected = await one.digest()
+        whole = await replayed("whole.db")
+        assert whole.digest.to_object() == expected
+        assert whole.folded >= len(unseen) + 2, "all that the epoch still has was folded"
+        assert (await replayed("newest.db", from_snapshot=True)).digest.to_object() == expected
+
+        # The snapshot that it began with is gone one day; a later one of that epoch does.
+        snapshots = one.ledger._snapshots
+        await snapshots.take(one.ledger._runner.database)
+        await snapshots.remove_old(1)
+        assert (await replayed("later.db")).digest.to_object() == expected
+        await snapshots.remove_old(0)
+        with pytest.raises(ReplayStopped, match="tidegate ledger snapshot"):
+            await replayed("none.db")
 
 
 async def test_commands_between_the_copy_and_the_rebase_are_folded_once(

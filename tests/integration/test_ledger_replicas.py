@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from schemas import strict_json
 from schemas.results import Accepted, Refusal
-from schemas.subjects import Speaker
+from schemas.subjects import HEARD, Speaker
 from tests.ledgers import HOLDS
 from tests.support.ledger import (
     UID,
@@ -145,6 +146,14 @@ async def test_two_that_both_publish_do_no_harm(space: Space, tmp_path: Path) ->
             await prove_clean(log, await a.digest(), tmp_path / "clean.db")
 
 
+def is_halted(one: Running) -> Callable[[], bool]:
+    return lambda: one.ledger.status()["halted"] == "diverged"
+
+
+def is_ready_in(one: Running, epoch: int) -> Callable[[], bool]:
+    return lambda: one.ledger.status()["epoch"] == epoch and one.ledger.not_ready() == []
+
+
 def change_by_hand(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE holds SET changes = changes + 1")
@@ -179,11 +188,13 @@ async def test_a_replica_changed_by_hand_is_caught_and_every_replica_stops(
                 both = (publisher, follower)
                 await log.publish(log.command("reserve", "user-x"))
                 for one in both:
-                    await one.until(lambda one=one: one.ledger.status()["halted"] == "diverged")
+                    await one.until(is_halted(one))
                     assert "tidegate ledger verify" in one.ledger.not_ready()[0]
                 reached = [one.watermark for one in both]
                 seen = asyncio.Queue[Msg]()
-                await log.js.connection.subscribe(f"{space.names.prefix}.res.alice.>", seen.put)
+                await log.js.connection.subscribe(
+                    f"{space.names.prefix}.{HEARD}.res.alice.>", seen.put
+                )
                 (asked,) = await log.publish(log.command("confirm", "user-x"))
                 told = json.loads((await asyncio.wait_for(seen.get(), 20)).data)
                 assert (told["outcome"], told["id"]) == ("not-folding", f"1-{asked}")
@@ -196,8 +207,7 @@ async def test_a_replica_changed_by_hand_is_caught_and_every_replica_stops(
                 asked_for = await rebase(wrong, replica=right.ledger._replica)
                 assert isinstance(asked_for, Accepted)
                 for one in both:
-                    await one.until(lambda one=one: one.ledger.status()["epoch"] == 2)
-                    await one.until(lambda one=one: one.ledger.not_ready() == [], 40)
+                    await one.until(is_ready_in(one, 2), 40)
                 (last,) = await log.publish(log.command("confirm", "user-0"))
                 for one in both:
                     await one.said(last)
@@ -224,10 +234,10 @@ async def test_a_divergence_outlives_every_process(space: Space, tmp_path: Path)
         ):
             await log.publish(log.command("reserve", "user-x"))
             for one in (a, b):
-                await one.until(lambda one=one: one.ledger.status()["halted"] == "diverged")
+                await one.until(is_halted(one))
         (last,) = await log.publish(log.command("confirm", "user-x"))
         # The one that found it, the other one, and one that comes anew.
         for name in ("a", "b", "c"):
             async with folding(space, tmp_path / name) as one:
-                await one.until(lambda one=one: one.ledger.status()["halted"] == "diverged")
+                await one.until(is_halted(one))
                 assert one.watermark < last

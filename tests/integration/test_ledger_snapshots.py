@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from tests.support.ledger import (
 )
 from tests.support.space import Space
 from worker.errors import StartRefused
+from worker.ledger import digest
+from worker.ledger.plane import Plane
 from worker.ledger.snapshots import SnapshotDamaged, Snapshots
 
 
@@ -220,6 +224,31 @@ async def test_the_fold_goes_on_while_a_snapshot_is_stored(space: Space) -> None
         fold = await replay(log, space.data_dir / "clean.db", through=taken["watermark"])
         assert digest_of(fold)["digest"] == snapshot_digest
         fold.connection.close()
+
+
+async def test_many_that_ask_for_a_digest_share_one_beside_the_fold(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_log(space) as log, folding(space) as one:
+        await one.said(await log.mixed(200))
+        made: list[int] = []
+        compute = digest.compute
+
+        def counted(db: sqlite3.Connection, planes: Sequence[Plane]) -> digest.Digest:
+            made.append(threading.get_ident())
+            return compute(db, planes)
+
+        monkeypatch.setattr(digest, "compute", counted)
+        database = one.ledger._runner.database
+        fold_thread = await database.run(threading.get_ident)
+        asked = [asyncio.create_task(one.digest()) for _ in range(200)]
+        (stop,) = await log.publish(log.command("stop", "user-1"))
+        found = await asyncio.gather(*asked)
+        await one.said(stop)
+        assert len(made) <= 3, "each asker had one made"
+        assert fold_thread not in made
+        assert len({one["digest"] for one in found}) <= len(made)
+        assert (await one.digest())["watermark"] >= stop
 
 
 async def test_operations_are_for_operators(space: Space) -> None:

@@ -1,8 +1,9 @@
-"""A copy of the open file is the state after some whole batch, and batches go on while it is made."""
+"""A copy of the open file is the state after some whole batch; batches go on meanwhile."""
 
 import asyncio
 import contextlib
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,8 @@ async def test_batches_go_on_and_the_copy_is_one_whole_batch(
     copying_it = asyncio.create_task(database.copy_into(tmp_path / "copy.db"))
     digests, during = {}, 0
     for number in range(40):
-        first = ROWS + 1 + number * 10
-        await database.run(lambda first=first: database.fold.apply_batch(batch(first, 10)))
+        more = partial(database.fold.apply_batch, batch(ROWS + 1 + number * 10, 10))
+        await database.run(more)
         found = await database.read(lambda db, _: digest.compute(db, [HOLDS]))
         digests[found.watermark] = found
         during += not copying_it.done()

@@ -361,7 +361,7 @@ def test_batch_borders_change_nothing(tmp_path: Path) -> None:
 
 def test_an_unknown_ruleset_stops_the_fold_before_its_command(driver: FoldDriver) -> None:
     messages = [
-        driver.message("_worker", "sys", "ruleset", body={"version": 3}, at_ms=T0),
+        driver.message("_worker", "sys", "ruleset", body={"version": 4}, at_ms=T0),
         driver.message("alice", "cap", "stop", "u1", at_ms=T0),
     ]
     messages[1] = dataclasses.replace(messages[1], seq=2)
@@ -372,7 +372,7 @@ def test_an_unknown_ruleset_stops_the_fold_before_its_command(driver: FoldDriver
 
 
 def test_a_known_ruleset_is_activated_once_and_never_taken_back(tmp_path: Path) -> None:
-    driver = FoldDriver(tmp_path / "ledger.db", [HOLDS], rulesets=frozenset({2, 3}))
+    driver = FoldDriver(tmp_path / "ledger.db", [HOLDS], ruleset=2)
     outcomes = [
         driver.send("_worker", "sys", "ruleset", body={"version": version}, at_ms=T0)["outcome"]
         for version in (3, 3, 2)

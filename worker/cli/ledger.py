@@ -377,7 +377,7 @@ async def _verify(
 
 
 async def _digest_of_replica(session: sessions.Session, replica: str) -> JsonObject:
-    """Ask one worker, as its replicas ask each other; where they differ, each answers for itself."""
+    """Ask one worker, as replicas ask each other: it answers for itself also where they differ."""
     from schemas import strict_json, tokens
     from schemas.names import Names
 

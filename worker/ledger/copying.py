@@ -1,8 +1,8 @@
 """A copy of the open file, made a slice at a time between batches.
 
 The file has one connection, and whatever runs on it keeps the fold waiting. SQLite's online backup
-copies some pages, lets the fold write (what it writes meanwhile goes into the copy, too), and copies
-on; what comes out is the state after some whole batch.
+copies some pages, lets the fold write (what it writes goes into the copy, too), and copies on; what
+comes out is the state after some whole batch.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ class Copying:
         """
         working = asyncio.create_task(asyncio.to_thread(self._work), name="copy-ledger")
         try:
+            # Whoever comes meanwhile stands before the next slice.
             while not await run(self._slice):
-                # Whoever came meanwhile is first.
-                await asyncio.sleep(0)
+                continue
         finally:
             self._abandoned = True
             self._may_go.release()
