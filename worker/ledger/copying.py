@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from worker.ledger.errors import LedgerError, StorageFull
+from worker.ledger.errors import StorageFull
 
 PAGES: Final = 256
 """Pages of one slice: a megabyte."""
@@ -22,10 +22,8 @@ _STORAGE_ERRORS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 Run = Callable[[Callable[[], bool]], Awaitable[bool]]
 
 
-class CopyAbandoned(LedgerError):
+class _Abandoned(Exception):
     """Nobody waits for the copy any more."""
-
-    reason = "copy-abandoned"
 
 
 class Copying:
@@ -103,4 +101,4 @@ class Copying:
     def _go_on(self) -> None:
         self._may_go.acquire()
         if self._abandoned:
-            raise CopyAbandoned("the copy of the ledger was abandoned")
+            raise _Abandoned

@@ -139,6 +139,7 @@ class Fold:
         rulesets: frozenset[int] = KNOWN,
     ) -> None:
         self._db = db
+        self.bound = UNBOUND
         self._names = names
         self._planes = {plane.name: plane for plane in planes}
         self.rulesets = rulesets
@@ -149,7 +150,6 @@ class Fold:
         self._savepoint = db.cursor()
         self._ticked = False
         self._seq = 0
-        self.bound = UNBOUND
         self.state = self._load()
 
     @property

@@ -467,8 +467,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         "destroying a prompt destroys a later one of the same turn",
         (
             Edit(
-                "worker/ledger/publisher.py",
-                "                    expect_last_subject_seq=row.expect,\n",
+                "worker/ledger/deletions.py",
+                ", expect_last_subject_seq=row.expect",
                 "",
             ),
         ),

@@ -147,10 +147,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/publisher.py",
-                "                    expect_last_subject_seq=0,\n                )\n"
-                "            except CasLost:\n                if await self._was_first",
-                "                )\n"
-                "            except CasLost:\n                if await self._was_first",
+                "                    expect_last_subject_seq=expected,\n",
+                "",
             ),
             Edit(
                 "worker/ledger/publisher.py",
@@ -314,7 +312,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/fold.py",
-                "        now_ms = max(state.now_ms, message.time_ms)\n",
+                "        now_ms = max(state.now_ms, self.bound.stamp_ms(seq, message.time_ms))\n",
                 "        now_ms = message.time_ms\n",
             ),
         ),
