@@ -164,7 +164,7 @@ class Recovery:
                 except Regressed:
                     continue
                 except MetRebase as met:
-                    await self._adopt(met.rebase)
+                    await self._adopt(met.begun)
                 return
 
     async def _after_doubt(self, *, by_itself: bool, lasts: Callable[[], bool]) -> None:

@@ -414,8 +414,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/runner.py",
-                "        if info.first_seq > watermark + 1:\n"
-                "            raise BehindLog(watermark, info.first_seq)\n",
+                "        if info.first_seq > self.position.watermark + 1:\n"
+                "            raise BehindLog(self.position.watermark, info.first_seq)\n",
                 "",
             ),
         ),
