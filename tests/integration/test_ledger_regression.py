@@ -280,6 +280,7 @@ async def test_a_replica_that_comes_after_the_rebase_follows_into_the_epoch(
             (last, _), *_ = await reserve(log, "u3")
             await until(lambda: epoch(a) == 2, 20, a.ledger.status)
             await a.said(last)
+            assert await holds(a) == {f"u{n}": 1 for n in range(4)}
         async with folding(own_space, tmp_path / "b") as b:
             await until(lambda: epoch(b) == 2, 20, b.ledger.status)
             await b.folded(last)
