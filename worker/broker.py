@@ -5,17 +5,19 @@ owner only, so that the commands on the same machine find the URL and the worker
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from schemas.codes import Code
 from worker import files
 from worker.bus.options import ConnectOptions, TlsOptions
+from worker.bus.urls import ServerUrl
 from worker.errors import TidegateError
 from worker.settings import Settings
 
 FILE_NAME = "broker.json"
+_ONE_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 
 
 class NoBroker(TidegateError):
@@ -134,5 +136,6 @@ def _own(settings: Settings) -> OwnBroker:
 def _inbox_prefix(settings: Settings) -> str:
     if settings.nats_inbox_prefix is not None:
         return settings.nats_inbox_prefix
-    user = settings.nats_user or urlsplit(settings.servers[0]).username
-    return f"_INBOX_{user}" if user else "_INBOX"
+    # Of a URL only a user's name: what stands alone before @ is a secret.
+    user = settings.nats_user or ServerUrl.parse(settings.servers[0]).user
+    return f"_INBOX_{user}" if user and _ONE_TOKEN.fullmatch(user) else "_INBOX"

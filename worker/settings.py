@@ -26,6 +26,7 @@ from pydantic_settings import (
 
 from schemas import tokens
 from schemas.codes import Code
+from worker.bus.urls import ServerUrl
 from worker.errors import TidegateError
 
 PREFIX: Final = "TIDEGATE_"
@@ -200,9 +201,9 @@ class Settings(BaseSettings):
         if value is None or not value.strip():
             return None
         for url in split_urls(value):
-            parts = urlsplit(url)
-            if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            if "//" not in url:
                 raise ValueError("must be nats://host:port or tls://host:port, comma separated")
+            ServerUrl.parse(url)
         return value
 
     @field_validator("nats_user", "nats_password", "nats_inbox_prefix", mode="before")

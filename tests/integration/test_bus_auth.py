@@ -6,6 +6,7 @@ import ipaddress
 import secrets
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from cryptography import x509
@@ -246,3 +247,22 @@ def _certificate(
         )
         .sign(issuer_key, hashes.SHA256())
     )
+
+
+@pytest.mark.parametrize("login", ["user", "token"])
+async def test_a_login_in_the_url_is_decoded(tmp_path: Path, login: str) -> None:
+    secret = "s/:@%# ü+"
+    who = {"user": '{ user: "a@b", password: "%s" }', "token": '{ token: "%s" }'}[login] % secret
+    server = Server(tmp_path, f'listen: "127.0.0.1:-1"\nauthorization {who}\n')
+    await asyncio.to_thread(server.start)
+    written = quote(secret, safe="+")
+    at = f"a%40b:{written}@" if login == "user" else f"{written}@"
+    try:
+        async with connected(ConnectOptions((server.url.replace("//", f"//{at}"),))) as c:
+            await c.flush()
+        with pytest.raises(Unauthenticated):
+            await Connection.open(
+                ConnectOptions((server.url.replace("//", "//a%40b:s@"),)), name="t"
+            )
+    finally:
+        server.kill()

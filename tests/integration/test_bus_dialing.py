@@ -5,6 +5,7 @@ import asyncio
 from tests.support.server import Server
 from worker.bus import dialing
 from worker.bus.options import ConnectOptions
+from worker.bus.urls import ServerUrl
 from worker.bus.wire import WireClient
 
 MOMENTS = 40
@@ -12,7 +13,10 @@ WANTED = 60
 
 
 async def test_a_cancelled_dial_hands_out_no_client_at_any_moment(server: Server) -> None:
-    target, options = dialing.Target(server.url), ConnectOptions(servers=(server.url,))
+    target, options = (
+        dialing.Target(ServerUrl.parse(server.url)),
+        ConnectOptions(servers=(server.url,)),
+    )
 
     def dial() -> asyncio.Task[WireClient]:
         return asyncio.create_task(

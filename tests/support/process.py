@@ -18,6 +18,8 @@ from tests.support.space import Space
 from worker.bus import conf
 
 READY_S = 20.0
+INSTALLED = Path(sys.executable).with_name("tidegate")
+"""The command as it was installed."""
 
 
 def free_port() -> int:
@@ -76,14 +78,22 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, env: Mapping[str, str], log_path: Path, arguments: Sequence[str] = ()
+        self,
+        env: Mapping[str, str],
+        log_path: Path,
+        arguments: Sequence[str] = (),
+        *,
+        redirect: str | None = None,
     ) -> None:
+        """Start it; with ``redirect`` by a shell that does this with its standard files."""
         port = free_port()
         self.health = f"http://127.0.0.1:{port}"
         self.log_path = log_path
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "worker.cli.main", "run", *arguments],
+                [sys.executable, "-m", "worker.cli.main", "run", *arguments]
+                if redirect is None
+                else ["sh", "-c", f'exec "$0" run {redirect}', str(INSTALLED)],
                 env={**env, "TIDEGATE_HEALTH_PORT": str(port), "TIDEGATE_LOG_FORMAT": "json"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -7,7 +7,6 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import nats.errors
 
@@ -15,6 +14,7 @@ from worker import logs
 from worker.bus import nkey
 from worker.bus.errors import BusError, TlsRefused, Unauthenticated, Unavailable, Unknown
 from worker.bus.options import ConnectOptions, TlsOptions
+from worker.bus.urls import ServerUrl
 from worker.bus.wire import Violation, WireClient, is_refusal_text
 
 BACKOFF_MS: Final = (50, 100, 250, 500, 1_000)
@@ -28,11 +28,11 @@ class Target:
     """One server to try.
 
     Attributes:
-        url: ``nats://host:port`` or ``tls://host:port``.
+        url: Where it is, and who to be there if the options do not say.
         tls_name: Name to expect in its certificate where the URL holds a bare address.
     """
 
-    url: str
+    url: ServerUrl
     tls_name: str | None = None
 
 
@@ -40,11 +40,7 @@ class Pool:
     """The configured servers, and what the cluster told us about the others."""
 
     def __init__(self, servers: tuple[str, ...]) -> None:
-        for url in servers:
-            parts = urlsplit(url if "//" in url else f"nats://{url}")
-            if parts.scheme not in ("nats", "tls") or not parts.hostname:
-                raise ValueError("a server is nats://host:port or tls://host:port")
-        self._configured = [Target(url if "//" in url else f"nats://{url}") for url in servers]
+        self._configured = [Target(ServerUrl.parse(url)) for url in servers]
         self._learned: list[Target] = []
 
     def targets(self) -> list[Target]:
@@ -53,10 +49,11 @@ class Pool:
 
     def learn(self, client: WireClient) -> None:
         """Remember the cluster's other servers, as the last client heard of them."""
-        configured = {urlsplit(target.url).netloc.rpartition("@")[2] for target in self._configured}
-        first = urlsplit(self._configured[0].url)
+        configured = {target.url.address for target in self._configured}
+        first = self._configured[0].url
+        login = f"{first.login}@" if first.login else ""
         self._learned = [
-            Target(f"{first.scheme}://{uri.netloc}", first.hostname)
+            Target(ServerUrl.parse(f"{first.scheme}://{login}{uri.netloc}"), first.host)
             for uri in client.discovered_servers
             if uri.netloc not in configured
         ][:64]
@@ -195,15 +192,15 @@ async def dial(
     """
     task = asyncio.current_task()
     asked = 0 if task is None else task.cancelling()
-    parts = urlsplit(target.url)
-    want_tls = parts.scheme == "tls" or options.tls is not None
+    url = target.url
+    want_tls = url.scheme == "tls" or options.tls is not None
     client = WireClient(want_tls=want_tls, violations=violations)
-    shown = f"{parts.hostname}:{parts.port or 4222}"
+    shown = url.address
     try:
-        arguments = _credentials(options, client) | _tls(options.tls, target)
+        arguments = _credentials(options, url, client) | _tls(options.tls, target)
         async with asyncio.timeout(options.connect_timeout_ms / 1000):
             await client.connect(
-                servers=[target.url],
+                servers=[url.bare],
                 name=name,
                 allow_reconnect=False,
                 connect_timeout=max(1, options.connect_timeout_ms // 1000),
@@ -261,7 +258,7 @@ def _tls(tls: TlsOptions | None, target: Target) -> dict[str, Any]:
     return arguments
 
 
-def _credentials(options: ConnectOptions, client: WireClient) -> dict[str, Any]:
+def _credentials(options: ConnectOptions, url: ServerUrl, client: WireClient) -> dict[str, Any]:
     if options.creds_file is not None:
         credentials = nkey.read_credentials(options.creds_file)
         client.use_nkey(None)
@@ -275,4 +272,6 @@ def _credentials(options: ConnectOptions, client: WireClient) -> dict[str, Any]:
         return {"signature_cb": seed.sign}
     if options.user is not None:
         return {"user": options.user, "password": options.password or ""}
-    return {}
+    if url.user is not None:
+        return {"user": url.user, "password": url.password or ""}
+    return {"token": url.token} if url.token is not None else {}
