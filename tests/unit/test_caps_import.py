@@ -252,6 +252,89 @@ def test_a_folder_is_read_whole_and_malformed_places_are_named(folder: Path) -> 
     assert list(leftovers.summary(found, 2)) == [*found.malformed[:2], "and 2 more"]
 
 
+def test_nothing_is_left_unread_in_silence(folder: Path) -> None:
+    found = leftovers.read(folder)
+    notes = f"u/{USER}/notes.json"
+    assert set(found.unread) == {notes}
+    with pytest.raises(leftovers.BadLeftovers, match=r"notes\.json"):
+        leftovers.refuse_unread(found, [])
+    leftovers.refuse_unread(found, [notes])
+    with pytest.raises(leftovers.BadLeftovers, match=r"other\.json is nothing"):
+        leftovers.refuse_unread(found, [notes, "other.json"])
+
+
+REAL_COLUMNS = (
+    "user_id TEXT NOT NULL, mint_key TEXT NOT NULL, expires_at_ms INTEGER NOT NULL, "
+    "requested_expires_at TEXT NOT NULL, cap_usd INTEGER NOT NULL, required_version INTEGER, "
+    "revoke_generation INTEGER, state TEXT NOT NULL, reserved_at_ms INTEGER NOT NULL, "
+    "confirmed_at_ms INTEGER, ended_at_ms INTEGER"
+)
+
+
+def database(root: Path, table: str, columns: str, *rows: tuple[Any, ...]) -> None:
+    with sqlite3.connect(root / "caps.db") as db:
+        db.execute(f"CREATE TABLE {table} ({columns})")
+        for row in rows:
+            marks = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+    db.close()
+
+
+def test_a_predecessors_own_database_is_read_beside_its_older_files(
+    tmp_path: Path, driver: FoldDriver
+) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "old.jsonl").write_text(json.dumps(legacy(K1, X)))
+    asked = "2027-01-15T09:00:00.137Z"
+    database(
+        old,
+        "reservations",
+        REAL_COLUMNS,
+        (USER, K2, X - 1_000, asked, 7, 2, 3, "confirmed_active", T0, T0 + 5, None),
+        (USER, K3, X - 2_000, asked, 8, None, 3, "reserved", T0 + 1, None, None),
+    )
+    database(old, "active_grants", "user_id TEXT, mint_key TEXT", (USER, K2))
+    database(old, "revoke_generations", "user_id TEXT, generation INTEGER", (USER, 3))
+    found = leftovers.read(old)
+    leftovers.refuse_unread(found, [])
+    assert found.records == [
+        legacy(K1, X),
+        legacy(K2, X - 1_000, 7, reservedAt=T0, requiredVersion=2),
+        legacy(K3, X - 2_000, 8, reservedAt=T0 + 1),
+    ]
+    assert counts(take_in(driver, *found.records)) == {"imported": 3}
+    assert reserve(driver, "d" * 16)["data"]["expires_at_ms"] == X - 3_000
+    for key in (K1, K2, K3):
+        shown = driver.send(
+            "delia", "cap", "confirm", USER, key, body={"grant_expires_at_ms": X}, at_ms=T0
+        )
+        assert shown["data"]["required_version"] == 2
+
+
+@pytest.mark.parametrize("columns", ["who TEXT, until INTEGER", "user_id TEXT, mint_key TEXT"])
+def test_a_database_of_an_unknown_shape_is_refused_by_its_columns(
+    tmp_path: Path, columns: str
+) -> None:
+    (tmp_path / "old.jsonl").write_text(json.dumps(legacy(K1, X)))
+    database(tmp_path, "grants", columns, ("a", "b"))
+    with pytest.raises(leftovers.BadLeftovers) as refused:
+        leftovers.refuse_unread(leftovers.read(tmp_path), [])
+    assert "caps.db" in str(refused.value)
+    assert "grants" in str(refused.value)
+    if "mint_key" in columns:
+        assert "user_id, mint_key" in str(refused.value)
+
+
+def test_under_the_first_ruleset_a_version_that_is_not_said_is_one(tmp_path: Path) -> None:
+    one = FoldDriver(tmp_path / "before.db", [PLANE], ruleset=2)
+    take_in(one, legacy(K1, X))
+    body = {"grant_expires_at_ms": X}
+    shown = one.send("delia", "cap", "confirm", USER, K1, body=body, at_ms=T0)
+    assert shown["data"]["required_version"] == 1
+    one.close()
+
+
 def test_reading_changes_nothing_and_sees_what_only_the_journal_holds(folder: Path) -> None:
     path = folder / "caps.db"
     db = sqlite3.connect(path)

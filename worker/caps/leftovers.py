@@ -9,7 +9,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,22 @@ CHUNK_BYTES: Final = MAX_BODY_BYTES * 3 // 4
 MAX_FILE_BYTES: Final = MAX_BODY_BYTES
 """A file that should hold one record and is larger does not hold one."""
 
-_BY_PLAIN_NAME: Final = {name.lower(): name for name in FIELDS}
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "userId": ("user_id",),
+    "mintKey": ("mint_key",),
+    "expiresAt": ("expires_at_ms", "expires_at"),
+    "perSwapCapUsd": ("cap_usd", "per_swap_cap_usd"),
+    "reservedAt": ("reserved_at_ms", "reserved_at"),
+    "requiredVersion": ("required_version",),
+}
+"""What each field is called in a predecessor's database, the first one there is; ``userId`` and
+``user_id`` are the same name."""
+
+POINTERS: Final = frozenset({"active_grants"})
+"""Tables that name keys and seconds of the reservations, and hold none of their own."""
+
+ASIDE: Final = ("-wal", "-shm", "-journal")
+"""Endings of the files that SQLite keeps beside a database."""
 
 
 class BadLeftovers(TidegateError):
@@ -49,11 +64,14 @@ class Leftovers:
         records: Bodies of its records, as ``schemas.caps.LegacyRecord`` reads them.
         files: How many files were read.
         malformed: Where something lies that is no record: ``<file>:<line or row>``.
+        unread: Files and tables that may hold records in a form not known here, with the reason;
+            there is no second import, so nothing is taken in while one is left.
     """
 
     records: list[JsonObject] = field(default_factory=list)
     files: int = 0
     malformed: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
 
     @property
     def import_id(self) -> str:
@@ -83,25 +101,55 @@ def read(folder: Path) -> Leftovers:
     Args:
         folder: The predecessor's.
 
+    Returns:
+        What it holds; see ``refuse_unread`` for what was left.
+
     Raises:
         BadLeftovers: If the folder or a file in it cannot be read, or holds nothing to import.
     """
-    found = Leftovers()
+    found, read = Leftovers(), set[Path]()
     if not folder.is_dir():
         raise BadLeftovers(f"{folder} is not a folder")
     try:
         for path in sorted(folder.rglob("*.jsonl")):
             _read_lines(found, path, folder)
+            read.add(path)
         for path in sorted(folder.glob("u/*/r/*.json")):
             _read_one(found, path, folder)
+            read.add(path)
         if (database := folder / DATABASE).is_file():
             _read_database(found, database)
+            read |= {database, *(Path(f"{database}{ending}") for ending in ASIDE)}
+        for path in sorted(set(folder.rglob("*")) - read):
+            if path.is_file():
+                found.unread[str(path.relative_to(folder))] = "neither *.jsonl nor u/USER/r/*.json"
     except OSError as error:
         raise BadLeftovers(f"{error.filename} cannot be read: {error.strerror}") from error
-    if not found.records:
+    if not found.records and not found.unread:
         what = f"; {len(found.malformed)} malformed" if found.malformed else ""
         raise BadLeftovers(f"{folder} holds no record to import{what}")
     return found
+
+
+def refuse_unread(found: Leftovers, skip: Collection[str]) -> None:
+    """Let nothing be taken in as long as something may hold records that were not read.
+
+    Args:
+        found: What was read.
+        skip: Places that somebody looked at and wants left behind, as ``Leftovers.unread`` names
+            them.
+
+    Raises:
+        BadLeftovers: Something else is left, or a place to skip is none.
+    """
+    if unknown := sorted(set(skip) - found.unread.keys()):
+        raise BadLeftovers(f"{unknown[0]} is nothing that was left unread")
+    left = [f"{place} ({why})" for place, why in found.unread.items() if place not in skip]
+    if left:
+        raise BadLeftovers(
+            f"not read: {'; '.join(left)}; there is only one import, so look at it, and name what "
+            "holds no record with --skip"
+        )
 
 
 def _read_lines(found: Leftovers, path: Path, folder: Path) -> None:
@@ -135,21 +183,38 @@ def _read_database(found: Leftovers, path: Path) -> None:
 
 
 def _read_tables(found: Leftovers, db: sqlite3.Connection) -> None:
-    tables = db.execute(
-        "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
-    ).fetchall()
-    for (table,) in tables:
-        columns = _columns(db, table)
+    tables = [
+        table
+        for (table,) in db.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
+        )
+    ]
+    is_known = False
+    for table in tables:
+        names = [name for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+        columns = _columns(names)
         if columns.keys() >= NEEDED:
+            is_known = True
             for number, row in enumerate(_rows(db, table, columns), start=1):
                 _add(found, row, f"{DATABASE}:{table}:{number}")
+        elif columns.keys() & {"mintKey", "expiresAt"} and table not in POINTERS:
+            found.unread[f"{DATABASE}:{table}"] = f"unknown columns: {', '.join(names)}"
+    if not is_known:
+        found.unread[DATABASE] = f"no table of reservations among: {', '.join(tables) or 'none'}"
 
 
-def _columns(db: sqlite3.Connection, table: str) -> dict[str, str]:
-    """Field to column; ``user_id`` and ``userId`` name the same field."""
-    names = db.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
-    plain = {name.replace("_", "").lower(): name for (name,) in names}
-    return {_BY_PLAIN_NAME[key]: name for key, name in plain.items() if key in _BY_PLAIN_NAME}
+def _columns(names: Iterable[str]) -> dict[str, str]:
+    """Field to column, whatever is written large or with an underscore."""
+    plain = {name.replace("_", "").lower(): name for name in names}
+    called = {
+        field: [known.replace("_", "") for known in (*known_as, field.lower())]
+        for field, known_as in COLUMNS.items()
+    }
+    return {
+        field: plain[next(name for name in known if name in plain)]
+        for field, known in called.items()
+        if any(name in plain for name in known)
+    }
 
 
 def _rows(

@@ -14,10 +14,14 @@ from schemas.results import Accepted, Refusal, Verdict
 from schemas.strict_json import JsonObject
 from worker.caps import generations, keys, records
 from worker.caps.records import Record, floor_second
+from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
-FIRST_VERSION: Final = 1
-"""``required_version`` of a record that does not say."""
+NOT_SAID: Final = 2
+"""``required_version`` of a record that does not say: what the predecessor's records mean."""
+
+NOT_SAID_BEFORE: Final = 1
+"""The same before ``rulesets.MENDED``."""
 
 STAND_IN: Final = "="
 """Begins the key of a row that only holds a second; no client can form such a key."""
@@ -83,7 +87,7 @@ def take_in(tx: Tx, key: tuple[str, ...], body: Import) -> Verdict:
             data=progress.shown(),
         )
     for raw in body.records:
-        progress = _hold(tx.db, progress, raw)
+        progress = _hold(tx, progress, raw)
     is_last = body.chunk == body.of
     progress = progress._replace(chunks=body.chunk, done_at_ms=tx.now_ms if is_last else None)
     tx.db.execute(_WRITE, progress)
@@ -95,27 +99,30 @@ def _progress(db: sqlite3.Connection) -> Progress | None:
     return None if row is None else Progress._make(row)
 
 
-def _hold(db: sqlite3.Connection, progress: Progress, raw: JsonObject) -> Progress:
+def _hold(tx: Tx, progress: Progress, raw: JsonObject) -> Progress:
     """Hold one record's key and second, as far as nothing holds them yet."""
     try:
         given = LegacyRecord.from_object(raw)
     except BadInput:
         return progress._replace(malformed=progress.malformed + 1)
-    user, second = given.userId, floor_second(given.expiresAt)
+    version = given.requiredVersion
+    if version is None:
+        version = NOT_SAID if tx.ruleset >= rulesets.MENDED else NOT_SAID_BEFORE
+    db, user, second = tx.db, given.userId, floor_second(given.expiresAt)
     generations.begin(db, user)
     row = db.execute(_BY_KEY, (user, given.mintKey)).fetchone()
     is_taken = db.execute(_BY_SECOND, (user, second)).fetchone() is not None
     match row, is_taken:
         case None, False:
-            records.insert(db, user, _record(given, given.mintKey, second))
+            records.insert(db, user, _record(given, given.mintKey, second, version))
             return progress._replace(imported=progress.imported + 1)
         case None, True:
-            records.insert(db, user, _record(given, given.mintKey, None))
+            records.insert(db, user, _record(given, given.mintKey, None, version))
             return progress._replace(
                 imported=progress.imported + 1, shared_seconds=progress.shared_seconds + 1
             )
         case _, False if not _names(row, second):
-            records.insert(db, user, _record(given, f"{STAND_IN}{second}", second))
+            records.insert(db, user, _record(given, f"{STAND_IN}{second}", second, version))
             return progress._replace(
                 imported=progress.imported + 1, shared_keys=progress.shared_keys + 1
             )
@@ -128,15 +135,13 @@ def _names(row: tuple[int | None, int], second: int) -> bool:
     return second in (row[0], floor_second(row[1]))
 
 
-def _record(given: LegacyRecord, mint_key: str, second: int | None) -> Record:
+def _record(given: LegacyRecord, mint_key: str, second: int | None, version: int) -> Record:
     return Record(
         mint_key=mint_key,
         expires_at_ms=second,
         latest_expires_at_ms=given.expiresAt,
         cap=given.perSwapCapUsd,
-        required_version=(
-            FIRST_VERSION if given.requiredVersion is None else given.requiredVersion
-        ),
+        required_version=version,
         generation=None,
         reserved_at_ms=given.reservedAt,
         state=LEGACY,

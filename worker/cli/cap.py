@@ -341,6 +341,14 @@ def import_(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be imported.")
     ] = False,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--skip",
+            help="Leave this behind, a file or a table that was not read; may be repeated.",
+            metavar="PLACE",
+        ),
+    ] = None,
     space: SpaceOption = None,
     as_: AsOption = None,
     timeout: TimeoutOption = None,
@@ -350,8 +358,9 @@ def import_(
 ) -> None:
     """Take in a predecessor's records, once.
 
-    They hold their keys and seconds for ever. Read are *.jsonl, u/USER/r/*.json and caps.db. An
-    import that was broken off goes on where it was when it is run again.
+    They hold their keys and seconds for ever. Read are *.jsonl, u/USER/r/*.json and caps.db; while
+    anything else lies there, nothing is taken in. An import that was broken off goes on where it
+    was when it is run again.
     """
     from worker.caps import leftovers
 
@@ -359,6 +368,7 @@ def import_(
     read = {"records": len(found.records), "files": found.files, "malformed": found.malformed}
     for where in leftovers.summary(found):
         common.say(f"malformed, skipped: {where}")
+    leftovers.refuse_unread(found, skip or ())
     if dry_run:
         common.emit({"read": read}, as_json, cap_views.leftover_lines(found))
         return
