@@ -28,6 +28,10 @@ LOOK_MOST_S: Final = 10.0
 RETRY_S: Final = 0.2
 RETRY_MOST_S: Final = 2.0
 
+LICENCE_S: Final = 2.0
+"""An ``ok`` to an intent that took longer is old, and is asked for again: whoever was silent for
+the policy's 4 s may have been declared lost, and its turn given to another life."""
+
 Channel = Literal["stdin", "pty", "http", "other"]
 Phase = Literal["outside", "queued", "seated", "intending", "dispatched", "settled"]
 
@@ -74,6 +78,7 @@ class LeaseLost(TurnError):
         request_id: The turn.
         generation: Of the lost lease.
         why: What took it, as in ``schemas.admission.LeaseLost``; ``fenced`` if a verb found out.
+            A query never finds out: the worker that answers it may be behind.
     """
 
     code = Code.FENCED
@@ -149,6 +154,7 @@ class Turn:
         self._seat: asyncio.Future[Fence] | None = None
         self._fence: Fence | None = None
         self._lost: LeaseLost | None = None
+        self._after: str | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._cancelled_by_us = False
@@ -194,12 +200,16 @@ class Turn:
 
         Raises:
             LeaseLost: The seat is lost.
-            Refused: There is no prompt, or it was destroyed.
+            Refused: There is no prompt, it was destroyed, or the worker that was asked does not
+                know this seat; a query is no proof that it is lost, the next verb finds out.
             SealRefused: It cannot be opened with our keys.
         """
         fence = self.fence
         body = PayloadQuery(
-            request_id=fence.request_id, lease_id=fence.lease_id, generation=fence.generation
+            request_id=fence.request_id,
+            lease_id=fence.lease_id,
+            generation=fence.generation,
+            after=self._after,
         )
         answer = await self._persist(lambda: self._client.query("adm", "payload", body))
         sealed = SealedPayload.from_object(answer.data)
@@ -228,9 +238,18 @@ class Turn:
         """
         identity = self._connector.intent_identity(child)
         self._phase = "intending"
-        await self._step(
-            lambda id_: self._client.adm.intent(self.fence, identity, channel, command_id=id_)
-        )
+        loop, command_id, asked_at = asyncio.get_running_loop(), new_command_id(), -LICENCE_S
+
+        async def ask(id_: str) -> Ruled:
+            nonlocal asked_at
+            asked_at = loop.time()
+            return await self._client.adm.intent(self.fence, identity, channel, command_id=id_)
+
+        while True:
+            await self._step(ask, command_id)
+            if loop.time() - asked_at <= LICENCE_S:
+                break
+            log.info("licence_is_old", request_id=self.request_id)
         self._phase = "dispatched"
 
     async def active(self) -> None:
@@ -286,6 +305,8 @@ class Turn:
         """A seat was given to this turn."""
         if self._seat is not None and not self._seat.done():
             self.traceparent = traceparent or self.traceparent
+            # A lease is named after the command that gave it.
+            self._after = "-".join(lease_id.split("-")[:2])
             self._seat.set_result(Fence(self.request_id, lease_id, generation))
 
     def lost(self, lease_id: str, generation: int, why: str) -> None:
@@ -337,11 +358,9 @@ class Turn:
         if self.traceparent is None:
             # The grant says it too, and may have been first; a grant that is missed says nothing.
             self.traceparent = ruled.result.traceparent
+        self._after = self._after or ruled.result.id
         if ruled.turn.state != QUEUED:
-            after = ruled.result.id
-            self._look_at(
-                await self._persist(lambda: self._client.adm.request(self.request_id, after=after))
-            )
+            self._look_at(TurnView.from_object(ruled.result.data))
 
     async def _sealed(self) -> Payload:
         try:
@@ -368,9 +387,12 @@ class Turn:
                 return seat.result()
             pause_s = min(2 * pause_s, LOOK_MOST_S)
             try:
-                self._look_at(await self._client.adm.request(self.request_id))
-            except (QueryTimeout, NobodyThere, Unavailable, Failed) as error:
+                view = await self._client.adm.request(self.request_id, after=self._after)
+            except (QueryTimeout, NobodyThere, Unavailable, Refused) as error:
+                # A worker that is behind knows no better; only a command's result is a verdict.
                 log.debug("turn_not_looked_at", request_id=self.request_id, error=error)
+            else:
+                self._look_at(view)
 
     def _look_at(self, turn: TurnView) -> None:
         if turn.state == QUEUED and turn.owner.uid == self._client.speaker.uid:
@@ -383,10 +405,21 @@ class Turn:
         self._phase = "outside"
         raise NotAdmitted(self.request_id, turn.state)
 
-    async def _step(self, call: Callable[[str], Awaitable[Ruled]]) -> Ruled:
+    async def _step(
+        self, call: Callable[[str], Awaitable[Ruled]], command_id: str | None = None
+    ) -> Ruled:
         """A verb under the fence, carried out once however often it must be asked for."""
-        command_id = new_command_id()
-        return await self._persist(lambda: call(command_id))
+        id_ = command_id or new_command_id()
+        try:
+            ruled = await self._persist(lambda: call(id_))
+        except Refused as refused:
+            if refused.code is Code.FENCED:
+                self._lose("fenced")
+                if self._lost is not None:
+                    raise self._lost from refused
+            raise
+        self._after = ruled.result.id
+        return ruled
 
     async def _settle(self, call: Callable[[str], Awaitable[Ruled]]) -> None:
         await self._step(call)
@@ -407,13 +440,6 @@ class Turn:
                 if isinstance(error, Failed) and not error.retryable:
                     raise
                 log.info("turn_waits_for_the_platform", request_id=self.request_id, error=error)
-            except Refused as refused:
-                if refused.code is not Code.FENCED:
-                    raise
-                self._lose("fenced")
-                if self._lost is not None:
-                    raise self._lost from refused
-                raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
 
