@@ -115,7 +115,7 @@ class TurnView(Closed):
         request_id: Its name.
         state: Where it is; the phase of its lease, if it has one.
         generation: Counts admissions that were taken back, from 1.
-        owner: The connector process that runs it, or will.
+        owner: The connector process that queued it; ``lease`` says which one runs it.
         session_id: As enqueued.
         agent_id: As enqueued.
         fingerprint: As enqueued.
@@ -283,8 +283,9 @@ class PolicyView(Closed):
     Attributes:
         epoch: 0 until it was claimed.
         policy: The values in force.
-        seat_limit: Seats that may be held now; a drain sets it.
+        seat_limit: Seats that may be held now: the policy's, or that of a drain.
         draining: Whether more seats are still held than that.
+        drained_to: The limit of the drain that stands, whatever policies were claimed since.
         seats: Seats held, debt included.
         starts: Leases between admission and active.
         queued: Turns that wait.
@@ -299,6 +300,7 @@ class PolicyView(Closed):
     seats: Count
     starts: Count
     queued: Count
+    drained_to: Count | None = None
     next_epoch: Generation | None = None
     next_policy: PolicyValues | None = None
 

@@ -107,10 +107,26 @@ class Body(Message):
     Attributes:
         PLANE: Plane whose verb this is the body of.
         VERB: The verb.
+        SINCE: Fields that came with a later ruleset than the first, and which.
     """
 
     PLANE: ClassVar[str]
     VERB: ClassVar[str]
+    SINCE: ClassVar[Mapping[str, int]] = {}
+
+    @classmethod
+    def under(cls, ruleset: int, raw: bytes) -> Self:
+        """As ``from_bytes``, with the fields that a ruleset knows: a later one is unknown to it.
+
+        Raises:
+            BadInput: As ``from_bytes``.
+        """
+        value = strict_json.loads(raw, max_bytes=MAX_BODY_BYTES)
+        later = [name for name in value if cls.SINCE.get(name, 0) > ruleset]
+        body = cls.from_object({name: value[name] for name in value if name not in later})
+        if later:
+            raise unknown_field(later[0])
+        return body
 
 
 _WRONG_TYPE = {
@@ -136,6 +152,11 @@ _BOUNDS = {
 }
 
 
+def unknown_field(path: str) -> BadInput:
+    """The refusal of a field that a message does not have."""
+    return BadInput(path, "unknown-field", f"field {path} is not known here")
+
+
 def _refusal(error: ErrorDetails) -> BadInput:
     field = _path(error["loc"])
     kind = error["type"]
@@ -143,7 +164,7 @@ def _refusal(error: ErrorDetails) -> BadInput:
     if kind == "missing":
         return BadInput(field, "missing-field", f"field {field} is required")
     if kind == "extra_forbidden":
-        return BadInput(field, "unknown-field", f"field {field} is not known here")
+        return unknown_field(field)
     if kind in _WRONG_TYPE:
         return BadInput(field, "wrong-type", f"field {field} {_WRONG_TYPE[kind]}")
     if kind in _BOUNDS:

@@ -20,6 +20,18 @@ Duration = Annotated[int, Field(ge=0, le=31_536_000_000)]
 ResultId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}-[0-9]{1,16}$")]
 Timeout = Annotated[int, Field(ge=1, le=31_536_000_000)]
 QueueTimeout = Annotated[int, Field(ge=1, le=MAX_QUEUE_TIMEOUT_MS)]
+LOWEST_PRIORITY = -100
+HIGHEST_PRIORITY = 100
+Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
+EVERYONE_ELSE = "*"
+"""Stands for every principal that ``max_priority`` does not name."""
+
+Bounds = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9_-]{1,64})$")], Priority],
+    Field(max_length=1_000),
+]
+MENDED = 3
+"""The ruleset since which the fields below that say so exist."""
 
 
 class Payload(Closed):
@@ -63,7 +75,7 @@ class Enqueue(Body):
     provider: Label
     model: Label
     grant: Literal["push", "pull"] = "push"
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    priority: Priority = 0
     payload: Payload | None = None
     timeout_ms: QueueTimeout | None = None
     identity: ProcessIdentity | None = None
@@ -221,20 +233,24 @@ class Resolve(Body):
 
 
 class Cooldown(Body):
-    """Let a provider's model rest; never shortens.
+    """Let a provider's model rest; shortens only if it says so.
 
     Attributes:
         provider: Whose.
         model: Which.
-        not_before_ms: Until when.
+        not_before_ms: Until when, a year from now at most.
+        replace: Whether it holds even if the model would have rested longer; an instant that has
+            passed ends the rest.
     """
 
     PLANE = "adm"
     VERB = "cooldown"
+    SINCE = {"replace": MENDED}  # noqa: RUF012 - frozen with its class
 
     provider: Label
     model: Label
     not_before_ms: Instant
+    replace: bool | None = None
 
 
 class PolicyValues(Closed):
@@ -249,6 +265,8 @@ class PolicyValues(Closed):
         start_timeout_ms: Longest time between admission and intent.
         adoption_timeout_ms: How long a dead owner's queued turn waits for a new life.
         silence_ms: Silence after which an owner is suspect.
+        max_retry_after_ms: The longest rest that a connector's ``retry_after_ms`` can ask for.
+        max_priority: Principal to the highest priority it may ask for; ``*`` for everyone else.
     """
 
     max_active_turns: Limit = 8
@@ -259,6 +277,8 @@ class PolicyValues(Closed):
     start_timeout_ms: Timeout = 60_000
     adoption_timeout_ms: Timeout = 60_000
     silence_ms: Timeout = 4_000
+    max_retry_after_ms: Duration = 86_400_000
+    max_priority: Bounds = Field(default_factory=dict)
 
 
 class PolicyAssertion(Closed):
@@ -274,6 +294,8 @@ class PolicyAssertion(Closed):
         start_timeout_ms: As in ``PolicyValues``.
         adoption_timeout_ms: As in ``PolicyValues``.
         silence_ms: As in ``PolicyValues``.
+        max_retry_after_ms: As in ``PolicyValues``.
+        max_priority: As in ``PolicyValues``.
     """
 
     epoch: Count | None = None
@@ -285,6 +307,8 @@ class PolicyAssertion(Closed):
     start_timeout_ms: Timeout | None = None
     adoption_timeout_ms: Timeout | None = None
     silence_ms: Timeout | None = None
+    max_retry_after_ms: Duration | None = None
+    max_priority: Bounds | None = None
 
 
 class Policy(Body):
@@ -300,11 +324,19 @@ class Policy(Body):
         start_timeout_ms: As in ``PolicyValues``.
         adoption_timeout_ms: As in ``PolicyValues``.
         silence_ms: As in ``PolicyValues``.
+        max_retry_after_ms: As in ``PolicyValues``.
+        max_priority: As in ``PolicyValues``.
+        resume: Whether a claim ends the drain that stands; else the drain's limit stays.
         assert_: What to compare with what is in force, instead of a claim; ``assert`` on the wire.
     """
 
     PLANE = "adm"
     VERB = "policy"
+    SINCE = {  # noqa: RUF012 - frozen with its class
+        "max_retry_after_ms": MENDED,
+        "max_priority": MENDED,
+        "resume": MENDED,
+    }
 
     epoch: Generation | None = None
     max_active_turns: Limit | None = None
@@ -315,6 +347,9 @@ class Policy(Body):
     start_timeout_ms: Timeout | None = None
     adoption_timeout_ms: Timeout | None = None
     silence_ms: Timeout | None = None
+    max_retry_after_ms: Duration | None = None
+    max_priority: Bounds | None = None
+    resume: bool | None = None
     assert_: Annotated[PolicyAssertion | None, Field(alias="assert")] = None
 
     @property

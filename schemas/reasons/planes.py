@@ -284,6 +284,20 @@ ADMISSION: Final = Group(
             Retry.NEW,
         ),
         Reason(
+            "drain-superseded",
+            (Code.CONFLICT,),
+            "This drain was begun; another drain, or a policy that resumes, has come since.",
+            "Look at the policy in force, and drain again under a new id if you still want it.",
+            Retry.NEW,
+        ),
+        Reason(
+            "priority-too-high",
+            (Code.PERMISSION_DENIED,),
+            "The policy bounds what priority this principal may ask for; `message` says it.",
+            "Enqueue with a lower priority, or have an operator claim a policy that allows it.",
+            Retry.NEW,
+        ),
+        Reason(
             "policy-differs",
             (Code.CONFLICT,),
             "What is asserted is not the policy in force; `message` names what differs.",

@@ -41,6 +41,8 @@ ELSEWHERE = {
     "outcome": {"idempotent", "adopted", "payload_attached"},
     "word": {"expired", "already_settled"},
     "done": {"claimed", "drained"},
+    "before.outcome": set(),  # as the line below
+    "tx.before.outcome": set(),
     "said['outcome']": set(),  # what the ledger remembers of a command, so it was said before
 }
 """What an expression other than a literal can say."""

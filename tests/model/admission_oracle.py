@@ -24,7 +24,7 @@ Owner = tuple[str, str]
 
 @dataclass
 class Turn:
-    """One turn; ``seat`` is (admitted at, started?) while it holds one."""
+    """One turn; ``seat`` is (admitted at,) while ``holder`` holds one."""
 
     id: str
     principal: str
@@ -43,10 +43,15 @@ class Turn:
     seat: list[Any] | None = None
     channel: str = ""
     unverifiable: bool = False
+    holder: Owner = ("", "")
 
     @property
     def owner(self) -> Owner:
         return (self.principal, self.uid)
+
+    @property
+    def tier(self) -> tuple[str, int]:
+        return (self.principal if self.pull else "*", self.priority)
 
     def place(self) -> tuple[int, str]:
         return (self.enqueued_ms, self.id)
@@ -61,7 +66,7 @@ class Oracle:
     now: int = 0
     limit: int = 0
     draining: bool = False
-    by_age: bool = False
+    by_age: set[tuple[str, int]] = field(default_factory=set)
     paced: list[int] = field(default_factory=list)
     cooldowns: dict[str, int] = field(default_factory=dict)
     seen: dict[Owner, int] = field(default_factory=dict)
@@ -129,16 +134,18 @@ class Oracle:
         highest = max(turn.priority for turn in eligible)
         level = sorted((t for t in eligible if t.priority == highest), key=Turn.place)
         aged = [t for t in level if 2 * (self.now - t.enqueued_ms) > t.deadline_ms - t.enqueued_ms]
-        if aged and not self.by_age:
+        if aged and level[0].tier not in self.by_age:
             return aged[0], True
         busy = {turn.agent for turn in self.turns.values() if turn.seat is not None}
         idle = [turn for turn in level if turn.agent not in busy]
         return (idle or level)[0], False
 
     def give(self, turn: Turn, by_age: bool, uid: str) -> None:
-        turn.state, turn.seat, turn.uid = "admitted", [self.now], uid
+        turn.state, turn.seat, turn.holder = "admitted", [self.now], (turn.principal, uid)
         turn.unverifiable = False
-        self.by_age = by_age
+        self.by_age.discard(turn.tier)
+        if by_age:
+            self.by_age.add(turn.tier)
 
     def push(self) -> list[str]:
         """After each command: end of a drain, then every push turn there is room for."""
@@ -180,7 +187,7 @@ class Oracle:
     def bury(self, owner: Owner) -> None:
         self.dead.setdefault(owner, self.now + self.policy["adoption_timeout_ms"])
         for turn in sorted(self.turns.values(), key=lambda turn: turn.id):
-            if turn.owner == owner and turn.state in ("admitted", "starting"):
+            if turn.holder == owner and turn.state in ("admitted", "starting"):
                 self.release(turn)
 
     def owe(self, turn: Turn) -> None:
@@ -256,7 +263,7 @@ class Oracle:
     def resolve(self, turn: Turn, resolution: str) -> str:
         if turn.seat is None:
             return "wrong-state"
-        suspect = turn.owner in self.silent or turn.owner in self.dead or turn.unverifiable
+        suspect = turn.holder in self.silent or turn.holder in self.dead or turn.unverifiable
         if turn.state not in DEBT and (turn.state in ("admitted", "starting") or not suspect):
             return "wrong-state"
         self.owe(turn)
@@ -293,14 +300,15 @@ class Oracle:
             if connector == "gone":
                 self.bury(turn.owner)
             return
+        unsure = "unverifiable" in (child, group) and turn.state in AFTER_INTENT
         if connector == "unverifiable":
             turn.unverifiable = True
         elif connector == "alive":
-            turn.unverifiable = False
+            turn.unverifiable = unsure
         elif turn.state in ("admitted", "starting"):
-            self.bury(turn.owner)
+            self.bury(turn.holder)
         else:
-            self.bury(turn.owner)
+            self.bury(turn.holder)
             self.owe(turn)
             if turn.channel == "http" or (child, group) == ("gone", "empty"):
                 self.free(turn)
@@ -308,7 +316,7 @@ class Oracle:
                 turn.unverifiable = True
 
     def drain(self, to: int) -> str:
-        if self.limit == to:
+        if self.limit == to and (self.draining or self.seats() <= to):
             return "draining" if self.draining else "drained"
         self.limit, self.draining = to, True
         if self.seats() <= to:

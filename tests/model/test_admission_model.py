@@ -290,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         capacity = capacity and verb == "complete" and outcome == "failed"
         if capacity:
             body["failure"] = {"category": "provider_capacity"}
-        result = self.send(verb, turn.id, by=turn.owner, **fence, **body)
+        result = self.send(verb, turn.id, by=turn.holder, **fence, **body)
         if turn.seat is None or turn.generation != fence["generation"]:
             assert result["outcome"] == "fenced"
         else:
@@ -319,7 +319,7 @@ class Machine(RuleBasedStateMachine):
         held = [turn for turn in self.turns if turn.seat]
         turn = data.draw(st.sampled_from(held))
         fence = self.adm.fence(turn.id)
-        if owner == turn.owner:
+        if owner == turn.holder:
             fence["generation"] += 1
         body: dict[str, Any] = intent_of("pty") if verb == "intent" else {}
         if verb in ("complete", "abandon"):

@@ -11,6 +11,7 @@ from schemas.subjects import Speaker
 from worker.admission.plane import PLANE
 from worker.admission.queries import payload_place
 from worker.ledger.plane import View
+from worker.ledger.rulesets import NEWEST
 from worker.ledger.testing import NAMES, FoldDriver
 from worker.ledger.tx import Kind, OutRow
 
@@ -55,8 +56,8 @@ class Admission:
         now_ms: Instant of the next command, unless it says otherwise.
     """
 
-    def __init__(self, folder: Path, **policy: Any) -> None:
-        self.driver = FoldDriver(folder / "ledger.db", [PLANE])
+    def __init__(self, folder: Path, *, ruleset: int = NEWEST, **policy: Any) -> None:
+        self.driver = FoldDriver(folder / "ledger.db", [PLANE], ruleset=ruleset)
         self.now_ms = T0
         if policy:
             assert self.send("policy", by=OPERATOR, epoch=1, **policy)["outcome"] == "claimed"
@@ -260,7 +261,7 @@ class Admission:
 
 def fold_again(driver: FoldDriver, folder: Path) -> str:
     """Replay a driver's whole log into an empty file and return the digest it leads to."""
-    again = FoldDriver(folder / "again.db", [PLANE])
+    again = FoldDriver(folder / "again.db", [PLANE], ruleset=driver.ruleset)
     try:
         again.feed(driver.log)
         return again.digest().whole

@@ -230,7 +230,7 @@ def a_shorter_permit_is_a_setting(t0: int) -> Iterator[Step]:
 def a_grant_that_needs_a_newer_ruleset_is_refused(t0: int) -> Iterator[Step]:
     x = t0 + HOUR_MS
     yield from active(K1, x)
-    yield Damage("UPDATE reservations SET required_version = 3")
+    yield Damage("UPDATE reservations SET required_version = 99")
     yield authorize(5, x, "ruleset-too-new", code="unsupported-version")
     yield Show({"authority.authorizes": False, "authority.reason": "ruleset-too-new"})
 

@@ -10,7 +10,7 @@ from tests.support.adm import OPERATOR, T0, UID2, Admission, Json
 from tests.support.results import code_of
 from worker.ledger.tx import Kind
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "max_active_turns": 8,
     "max_concurrent_starts": 8,
     "min_start_interval_ms": 0,
@@ -19,6 +19,8 @@ DEFAULTS = {
     "start_timeout_ms": 60_000,
     "adoption_timeout_ms": 60_000,
     "silence_ms": 4_000,
+    "max_retry_after_ms": 86_400_000,
+    "max_priority": {},
 }
 
 

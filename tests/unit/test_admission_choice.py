@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,34 @@ def test_an_aged_turn_is_taken_in_plain_order_every_second_time(tmp_path: Path) 
     for _ in range(6):
         finish(adm)
     assert adm.grants()[1:] == ["new-0", "old-0", "new-1", "old-1", "new-2", "old-2", "new-3"]
+    adm.close()
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"grant": "pull", "priority": 1}, {"grant": "pull", "by": "pool"}]
+)
+def test_what_ages_elsewhere_does_not_keep_an_aged_turn_waiting(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    adm = Admission(tmp_path, max_active_turns=3, queue_timeout_ms=10_000, start_timeout_ms=99_999)
+    adm.bring_to("active", "busy")
+    adm.enqueue("old", "agent-of-busy", grant="pull")
+    for n in range(20):
+        adm.enqueue(f"new-{n:02d}", f"idle-{n}", grant="pull", at=T0 + 4_000)
+    adm.now_ms = T0 + 6_000
+    got = []
+    for n in range(4):
+        adm.send("drain", by=OPERATOR, to=0)
+        theirs, by = f"theirs-{n}", other.get("by", "conn")
+        adm.enqueue(theirs, "agent-of-busy", timeout_ms=10, **other)
+        adm.now_ms += 7  # it has aged
+        adm.send("drain", by=OPERATOR, to=2)
+        if other:
+            assert adm.send("admit", by=by)["data"]["request_id"] == theirs
+        adm.send("abandon", theirs, by=by, outcome="failed", **adm.fence(theirs))
+        got.append(adm.send("admit")["data"]["request_id"])
+        adm.step("abandon", got[-1], outcome="failed")
+    assert "old" in got[:2]
     adm.close()
 
 

@@ -12,6 +12,7 @@ from schemas.commands.adm import Enqueue
 from schemas.subjects import Speaker
 from tests.support.adm import CONNECTOR, CONNECTOR_PROCESS, OPERATOR, T0, UID, UID2, Admission
 from worker.admission import requests
+from worker.ledger.rulesets import NEWEST
 from worker.ledger.tx import Outbox, Tx
 
 SMALL, LARGE = 1_000, 100_000
@@ -52,7 +53,7 @@ def fill(adm: Admission, count: int, spread: Spread) -> None:
             model=model,
             priority=priority,
         )
-        tx = Tx(db, adm.driver.names, 1, 0, T0 + n // 100, speaker, "", 2, outbox)
+        tx = Tx(db, adm.driver.names, 1, 0, T0 + n // 100, speaker, "", NEWEST, outbox)
         requests.enqueue(tx, (f"r{n:06d}",), body)
     db.execute("COMMIT")
 
@@ -136,6 +137,55 @@ def test_no_statement_of_the_fold_reads_the_whole_queue(tmp_path: Path) -> None:
         if any(whole.search(step) for step in plan)
     }
     assert not reading_all
+
+
+def test_lives_that_are_over_cost_nothing(tmp_path: Path) -> None:
+    few, many = costs_after(tmp_path / "few", 20), costs_after(tmp_path / "many", 2_000)
+    for what, cost in few.items():
+        assert many[what] <= MOST * cost + 50, (what, few, many)
+
+
+def costs_after(folder: Path, lives: int) -> dict[str, int]:
+    """Instructions of a few questions and commands after lives that queued and fell silent."""
+    folder.mkdir()
+    adm = Admission(folder, max_active_turns=1)
+    adm.bring_to("active", "busy")
+    for n in range(lives):
+        uid = owner(n).uid
+        adm.enqueue(f"r{n}", f"agent-{n}", uid=uid, grant="pull", identity=CONNECTOR_PROCESS)
+        adm.send("cancel", f"r{n}", uid=uid)
+        adm.now_ms += 5_000
+        assert adm.liveness("silent", 0, uid=uid)["outcome"] == "suspected"
+    adm.step("complete", "busy", outcome="completed")
+    adm.enqueue("waits", timeout_ms=1_000_000)
+    asked: dict[str, Callable[[], object]] = {
+        "recoverable": lambda: adm.answer("recoverable"),
+        "an empty admit": lambda: adm.send("admit"),
+        "a place": lambda: adm.answer("queue", request_id="waits"),
+        "a new life": lambda: adm.enqueue("new", "agent-new", uid="z" * 26, grant="pull"),
+    }
+    costs = {}
+    for what, ask in asked.items():
+        with counted(adm.driver.db) as count:
+            ask()
+        costs[what] = count[0]
+    adm.close()
+    return costs
+
+
+def test_lives_that_are_over_are_forgotten(tmp_path: Path) -> None:
+    adm = Admission(tmp_path)
+    for n in range(40):
+        uid = owner(n).uid
+        adm.enqueue(f"r{n}", uid=uid)
+        adm.step("abandon", f"r{n}", uid=uid, outcome="failed")
+        adm.now_ms += 3_600_000
+        adm.liveness("silent", 0, uid=uid)
+    (known,) = adm.driver.db.execute("SELECT count(*) FROM adm_owners").fetchone()
+    assert 20 < known < 30
+    (nodes,) = adm.driver.db.execute("SELECT count(*) FROM adm_heads WHERE level > 2").fetchone()
+    assert nodes == 0
+    adm.close()
 
 
 def every_verb(adm: Admission) -> None:

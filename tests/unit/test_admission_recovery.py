@@ -21,6 +21,7 @@ from tests.support.adm import (
     process,
 )
 from tests.support.results import code_of
+from worker.ledger.rulesets import FIRST
 from worker.ledger.tx import Kind
 
 AFTER_INTENT = ("dispatch_intent", "active", "dispatch_ambiguous", "recovery_required")
@@ -186,6 +187,35 @@ def test_what_is_alive_or_unverifiable_is_kept(
         adm.evidence("r1", connector="alive")
         (lease,) = adm.answer("leases")["leases"]
     assert "suspicion" not in lease
+
+
+@pytest.mark.parametrize("state", AFTER_INTENT)
+@pytest.mark.parametrize(
+    ("child", "group"),
+    [("unverifiable", "none"), ("gone", "unverifiable"), ("alive", "unverifiable")],
+)
+def test_under_a_living_connector_what_is_beyond_proof_is_suspect(
+    adm: Admission, state: str, child: str, group: str
+) -> None:
+    adm.bring_to(state, "r1")
+    for outcome in ("suspected", "retained"):
+        result = adm.evidence("r1", connector="alive", child=child, group=group)
+        assert result["outcome"] == outcome
+    assert (adm.state("r1"), seats(adm)) == (state, 1)
+    (lease,) = adm.answer("leases")["leases"]
+    assert lease["suspicion"] == "identity_unverifiable"
+    adm.evidence("r1", connector="alive", child="alive", group="alive")
+    (lease,) = adm.answer("leases")["leases"]
+    assert "suspicion" not in lease
+
+
+def test_under_the_first_ruleset_a_living_connector_vouched_for_the_rest(tmp_path: Path) -> None:
+    adm = Admission(tmp_path, ruleset=FIRST)
+    adm.bring_to("active", "r1")
+    seen = {"connector": "alive", "child": "unverifiable", "group": "unverifiable"}
+    assert adm.evidence("r1", **seen)["outcome"] == "retained"
+    assert "suspicion" not in adm.answer("leases")["leases"][0]
+    adm.close()
 
 
 @pytest.mark.parametrize("state", AFTER_INTENT)

@@ -101,6 +101,15 @@ async def test_a_connector_seen_again_after_it_could_not_be_read_is_cleared() ->
     assert await set_.sent_in_a_pass() == []
 
 
+async def test_a_child_beyond_proof_is_said_although_its_connector_lives() -> None:
+    table = ProcTable({100: stat_line(100), 200: error(errno.EACCES)})
+    set_ = Setting(Script([row("r1", process(100), process(200))]), table)
+    assert [one[:3] for one in await set_.sent_in_a_pass()] == [("r1", "alive", "unverifiable")]
+    assert await set_.sent_in_a_pass() == []
+    table.stats[200] = stat_line(200)
+    assert await set_.sent_in_a_pass() == [("r1", "alive", "alive", "alive")]
+
+
 async def test_a_new_reaper_clears_a_suspicion_that_stands_in_the_log() -> None:
     suspected = row("r1", process(100), seat={"suspicion": "identity_unverifiable"})
     silent = row("r2", process(100), seat={"suspicion": "heartbeat_expired"})

@@ -18,6 +18,7 @@ from tests.support.results import code_of
 from worker.bus.headers import decode
 from worker.ledger import memory
 from worker.ledger.errors import FoldFailed, LogGap, StorageFull
+from worker.ledger.rulesets import NEWEST
 from worker.ledger.testing import NAMES, UID, FoldDriver, Logged
 from worker.ledger.tx import Kind
 
@@ -361,7 +362,7 @@ def test_batch_borders_change_nothing(tmp_path: Path) -> None:
 
 def test_an_unknown_ruleset_stops_the_fold_before_its_command(driver: FoldDriver) -> None:
     messages = [
-        driver.message("_worker", "sys", "ruleset", body={"version": 4}, at_ms=T0),
+        driver.message("_worker", "sys", "ruleset", body={"version": NEWEST + 1}, at_ms=T0),
         driver.message("alice", "cap", "stop", "u1", at_ms=T0),
     ]
     messages[1] = dataclasses.replace(messages[1], seq=2)

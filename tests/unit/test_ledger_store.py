@@ -13,7 +13,8 @@ import pytest
 
 from schemas.names import Names
 from tests.ledgers import HOLDS
-from worker.ledger import store
+from worker.admission import plane as adm
+from worker.ledger import rulesets, store
 from worker.ledger.errors import FileLocked, FileRefused
 from worker.ledger.inspection import differences, read_shape, statements
 from worker.ledger.testing import NAMES, FoldDriver
@@ -222,16 +223,20 @@ def test_migrations_bring_an_older_file_up_in_one_transaction(
     driver.close()
     grown = HOLDS.schema.replace("lapses_at_ms INTEGER\n", "lapses_at_ms INTEGER, note TEXT\n")
     newer = dataclasses.replace(HOLDS, schema=grown)
-    monkeypatch.setattr(store, "MIGRATIONS", ("ALTER TABLE holds ADD COLUMN note TEXT;",))
+    before = store.schema_version()
+    steps = (*store.MIGRATIONS, "ALTER TABLE holds ADD COLUMN note TEXT;")
+    monkeypatch.setattr(store, "MIGRATIONS", steps)
     with contextlib.closing(store.open_ledger(path, NAMES, [newer])) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (before + 1,)
         assert db.execute("SELECT user, note FROM holds").fetchall() == [("u1", None)]
 
 
 def test_a_migration_that_does_not_lead_to_the_schema_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MIGRATIONS", ("ALTER TABLE holds ADD COLUMN wrong TEXT;",))
+    store.open_ledger(path, NAMES, [HOLDS]).close()
+    steps = (*store.MIGRATIONS, "ALTER TABLE holds ADD COLUMN wrong TEXT;")
+    monkeypatch.setattr(store, "MIGRATIONS", steps)
     refused = refusal(path)
     assert "column wrong does not belong here" in refused.message
     monkeypatch.undo()
@@ -263,3 +268,39 @@ def test_a_new_file_goes_in_place_of_a_closed_one(path: Path, tmp_path: Path) ->
     replaced = FoldDriver(path, [HOLDS])
     assert replaced.digest() == digest
     replaced.close()
+
+
+FIRST_SCHEMA = """
+ALTER TABLE adm_limits DROP COLUMN drained_to;
+ALTER TABLE adm_limits DROP COLUMN max_retry_after_ms;
+ALTER TABLE adm_limits DROP COLUMN max_priority;
+ALTER TABLE adm_heads DROP COLUMN by_age;
+DROP INDEX adm_owners_gone;
+DROP INDEX adm_heads_parked;
+PRAGMA user_version = 1;
+"""
+"""Takes a file back to the schema that the first version wrote."""
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [("drain", {"to": 3})],
+        [("policy", {"epoch": 1, "max_active_turns": 3}), ("drain", {"to": 0})],
+        [("drain", {"to": 0}), ("policy", {"epoch": 1, "max_active_turns": 3})],
+        [("drain", {"to": 3}), ("drain", {"to": 8})],
+    ],
+)
+def test_a_file_of_the_first_schema_becomes_what_its_log_leads_to(
+    tmp_path: Path, steps: list[tuple[str, dict[str, int]]]
+) -> None:
+    planes = [adm.PLANE]
+    driver = FoldDriver(tmp_path / "ledger.db", planes, ruleset=rulesets.FIRST)
+    for verb, body in steps:
+        driver.send("_op", "adm", verb, body=body, at_ms=T0)
+    digest = driver.digest()
+    driver.db.executescript(FIRST_SCHEMA)
+    driver.reopen()
+    assert driver.digest() == digest
+    driver.close()

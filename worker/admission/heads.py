@@ -54,7 +54,7 @@ JOIN adm_heads tier ON tier.node = model.parent
 WHERE line.node = ?
 """
 _BEST: Final = """
-SELECT head_id, idle_id, aged_id FROM adm_heads INDEXED BY adm_heads_tier
+SELECT head_id, idle_id, aged_id, node, by_age FROM adm_heads INDEXED BY adm_heads_tier
 WHERE parent = 0 AND key = ? AND head_id IS NOT NULL ORDER BY priority DESC LIMIT 1
 """
 
@@ -116,6 +116,14 @@ SELECT request_id, node, enqueued_at_ms FROM adm_requests
 WHERE node IS NOT NULL AND aged = 0 AND aged_at_ms <= ? ORDER BY aged_at_ms, request_id LIMIT ?
 """
 _AGE: Final = "UPDATE adm_requests SET aged = 1 WHERE request_id = ?"
+_WENT: Final = "UPDATE adm_heads SET by_age = ? WHERE node = ?"
+_CLEAR_LINE: Final = (
+    "DELETE FROM adm_heads WHERE node = ? AND level = 4 AND head_id IS NULL RETURNING parent"
+)
+_CLEAR_OWNER: Final = """
+DELETE FROM adm_heads WHERE node = ?1 AND level = 3
+AND NOT EXISTS (SELECT 1 FROM adm_heads c WHERE c.parent = ?1)
+"""
 _EMPTY_LINES: Final = "DELETE FROM adm_heads WHERE level = 4 AND head_id IS NULL"
 _EMPTY: Final = """
 DELETE FROM adm_heads WHERE level = ? AND NOT EXISTS
@@ -148,11 +156,15 @@ class Offer(NamedTuple):
         head_id: The first in plain order.
         idle_id: The first whose agent holds no seat, as far as is known.
         aged_id: The first that has aged.
+        tier: Its node.
+        by_age: Whether its last admission went by age.
     """
 
     head_id: str
     idle_id: str | None
     aged_id: str | None
+    tier: int
+    by_age: int
 
 
 def model_key(provider: str, model: str) -> str:
@@ -208,6 +220,20 @@ def leave(db: sqlite3.Connection, line: int, request_id: str) -> None:
             return
         db.execute(refresh, (path[at],))
         refresh = _REFRESH
+
+
+def clear(db: sqlite3.Connection, line: int) -> None:
+    """Remove a line in which nobody stands, and its owner if that was the last one.
+
+    So what connectors leave behind costs nothing; tiers and models are few, and stay.
+    """
+    for (owner,) in db.execute(_CLEAR_LINE, (line,)).fetchall():
+        db.execute(_CLEAR_OWNER, (owner,))
+
+
+def went(db: sqlite3.Connection, tier: int, *, by_age: bool) -> None:
+    """Note of a tier whether its last admission went by age."""
+    db.execute(_WENT, (int(by_age), tier))
 
 
 def best(db: sqlite3.Connection, tier: str) -> Offer | None:

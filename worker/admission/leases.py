@@ -31,6 +31,7 @@ from worker.admission.limits import read as read_limits
 from worker.admission.moves import SOURCES
 from worker.admission.requests import request_key, stored
 from worker.admission.turns import FENCED, Turn
+from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
 _INTEND: Final = (
@@ -45,10 +46,11 @@ _OWE: Final = (
 
 def start(tx: Tx, key: tuple[str, ...], body: Start) -> Verdict:
     """The turn is being prepared."""
-    turn = _held(tx, key, body, "start")
+    turn = _held(tx, key, body, "start", also=_if_repeated(tx, STARTING))
     if isinstance(turn, Refusal):
         return turn
-    turns.move(tx, turn, "request_starting", STARTING)
+    if turn.state != STARTING:
+        turns.move(tx, turn, "request_starting", STARTING)
     return Accepted(STARTING, turn.outcome())
 
 
@@ -60,7 +62,9 @@ def intent(tx: Tx, key: tuple[str, ...], body: Intent) -> Verdict:
     identity = (stored(body.identity.connector), stored(body.identity.child), body.channel)
     if turn.state == DISPATCH_INTENT:
         if identity == (turn.connector, turn.child, turn.channel):
-            return Accepted("idempotent", turn.outcome())
+            return Accepted(
+                "idempotent" if tx.before is None else tx.before.outcome, turn.outcome()
+            )
         return Refusal(
             Code.CONFLICT,
             "different-intent",
@@ -74,9 +78,11 @@ def intent(tx: Tx, key: tuple[str, ...], body: Intent) -> Verdict:
 
 def active(tx: Tx, key: tuple[str, ...], body: Active) -> Verdict:
     """The provider has the turn."""
-    turn = _held(tx, key, body, "active")
+    turn = _held(tx, key, body, "active", also=_if_repeated(tx, ACTIVE))
     if isinstance(turn, Refusal):
         return turn
+    if turn.state == ACTIVE:
+        return Accepted(ACTIVE, turn.outcome())
     turns.move(tx, turn, "request_active", ACTIVE)
     seats.count_started(tx)
     turns.destroy_payload(tx, turn)
@@ -101,7 +107,11 @@ def complete(tx: Tx, key: tuple[str, ...], body: Complete) -> Verdict:
     if isinstance(turn, Refusal):
         return turn
     if body.failure is not None and body.failure.category == "provider_capacity":
-        rest_ms = max(read_limits(tx.db).capacity_cooldown_ms, body.retry_after_ms or 0)
+        held = read_limits(tx.db)
+        wish_ms = body.retry_after_ms or 0
+        if tx.ruleset >= rulesets.MENDED:
+            wish_ms = min(wish_ms, held.max_retry_after_ms)
+        rest_ms = max(held.capacity_cooldown_ms, wish_ms)
         policy.cool(tx, turn.provider, turn.model, tx.now_ms + rest_ms)
     turns.settle(tx, turn, "request_provider_terminal", body.outcome, failure=stored(body.failure))
     return Accepted(body.outcome, turn.outcome())
@@ -133,6 +143,11 @@ def owe(tx: Tx, turn: Turn) -> None:
     tx.db.execute(_OWE, (tx.now_ms, turn.request_id))
     turns.move(tx, turn, "request_recovery_required", RECOVERY_REQUIRED)
     turns.destroy_payload(tx, turn)
+
+
+def _if_repeated(tx: Tx, state: str) -> str | None:
+    """The state that this very command led to: while the turn is there, its ``ok`` is true."""
+    return None if tx.before is None else state
 
 
 def _held(

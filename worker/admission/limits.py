@@ -1,24 +1,31 @@
 """The policy in force and what is counted against it: one row, read once per decision."""
 
+import json
 import sqlite3
 from typing import Final, NamedTuple
 
 from schemas import strict_json
 from schemas.admission import Block
-from schemas.commands.adm import PolicyValues
+from schemas.commands.adm import EVERYONE_ELSE, HIGHEST_PRIORITY, PolicyValues
 from schemas.strict_json import JsonObject
+from worker.ledger import rulesets
 
 POLICY_FIELDS: Final = tuple(PolicyValues.model_fields)
+LATER_FIELDS: Final = ("max_retry_after_ms", "max_priority")
+"""Values that a policy has since ruleset ``MENDED``."""
+
+FIRST_FIELDS: Final = tuple(name for name in POLICY_FIELDS if name not in LATER_FIELDS)
 
 _READ: Final = (
     "SELECT epoch, max_active_turns, max_concurrent_starts, min_start_interval_ms, "
     "queue_timeout_ms, capacity_cooldown_ms, start_timeout_ms, adoption_timeout_ms, silence_ms, "
     "seat_limit, draining, next_policy, seats, starts, queued, admissions, by_age, paced_at_ms, "
-    "kept_at_ms FROM adm_limits"
+    "kept_at_ms, drained_to, max_retry_after_ms, max_priority FROM adm_limits"
 )
 
 
 _QUEUE_TIMEOUT: Final = "SELECT queue_timeout_ms FROM adm_limits"
+_MAX_PRIORITY: Final = "SELECT max_priority FROM adm_limits WHERE max_priority IS NOT NULL"
 
 
 class Limits(NamedTuple):
@@ -37,6 +44,9 @@ class Limits(NamedTuple):
         by_age: Whether the last one went by age.
         paced_at_ms: Last admission that still counts for pacing.
         kept_at_ms: Last admission among leases that are gone and had been started.
+        drained_to: The limit of the drain that stands; ``None`` if none does.
+        max_retry_after_ms: As ``PolicyValues``.
+        max_priority: As ``PolicyValues``, in JSON; ``None`` if nobody is bound.
     """
 
     epoch: int
@@ -58,6 +68,9 @@ class Limits(NamedTuple):
     by_age: int
     paced_at_ms: int | None
     kept_at_ms: int | None
+    drained_to: int | None
+    max_retry_after_ms: int
+    max_priority: str | None
 
     @property
     def opens_at_ms(self) -> int:
@@ -76,21 +89,27 @@ class Limits(NamedTuple):
             blocks.append("pacing")
         return blocks
 
-    def policy(self) -> JsonObject:
-        """The values in force."""
-        return dict(zip(POLICY_FIELDS, self[1 : 1 + len(POLICY_FIELDS)], strict=True))
+    def policy(self, ruleset: int) -> JsonObject:
+        """The values in force, as far as a ruleset knows them."""
+        values = dict(zip(FIRST_FIELDS, self[1 : 1 + len(FIRST_FIELDS)], strict=True))
+        if ruleset < rulesets.MENDED:
+            return values
+        bounds = {} if self.max_priority is None else json.loads(self.max_priority)
+        return {**values, "max_retry_after_ms": self.max_retry_after_ms, "max_priority": bounds}
 
-    def view(self) -> JsonObject:
+    def view(self, ruleset: int) -> JsonObject:
         """As ``schemas.admission.PolicyView``."""
         view: JsonObject = {
             "epoch": self.epoch,
-            "policy": self.policy(),
+            "policy": self.policy(ruleset),
             "seat_limit": self.seat_limit,
             "draining": bool(self.draining),
             "seats": self.seats,
             "starts": self.starts,
             "queued": self.queued,
         }
+        if self.drained_to is not None and ruleset >= rulesets.MENDED:
+            view["drained_to"] = self.drained_to
         if self.next_policy is not None:
             claimed = strict_json.loads(self.next_policy.encode())
             view["next_epoch"] = claimed.pop("epoch")
@@ -101,6 +120,13 @@ class Limits(NamedTuple):
 def queue_timeout_ms(db: sqlite3.Connection) -> int:
     """The policy's longest wait in the queue."""
     return int(db.execute(_QUEUE_TIMEOUT).fetchone()[0])
+
+
+def max_priority(db: sqlite3.Connection, principal: str) -> int:
+    """The highest priority that the policy lets a principal ask for."""
+    row = db.execute(_MAX_PRIORITY).fetchone()
+    bounds = {} if row is None else json.loads(row[0])
+    return int(bounds.get(principal, bounds.get(EVERYONE_ELSE, HIGHEST_PRIORITY)))
 
 
 def read(db: sqlite3.Connection) -> Limits:

@@ -8,6 +8,7 @@ import sqlite3
 from typing import Final
 
 from worker.admission import heads
+from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
 _MEET: Final = "INSERT INTO adm_owners (principal, uid, seen_at_ms) VALUES (?, ?, ?)"
@@ -35,21 +36,32 @@ _EXPECT: Final = (
 _ADOPTION_OVER: Final = (
     "UPDATE adm_owners SET adoption_due_at_ms = NULL WHERE (principal, uid) = (?, ?)"
 )
-_BLOCKED: Final = (
-    "SELECT principal, uid FROM adm_owners "
-    "WHERE silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL ORDER BY principal, uid"
-)
-_SILENT: Final = (
-    "SELECT principal, uid FROM adm_owners "
-    "WHERE silent_at_ms IS NOT NULL AND dead_at_ms IS NULL ORDER BY principal, uid"
-)
-_PRUNE: Final = """
-DELETE FROM adm_owners WHERE seen_at_ms < ? AND adoption_due_at_ms IS NULL
+_SILENT_AND_QUEUED: Final = """
+SELECT DISTINCT h.key FROM adm_heads h JOIN adm_owners o
+ON o.principal = substr(h.key, 1, instr(h.key, '.') - 1)
+AND o.uid = substr(h.key, instr(h.key, '.') + 1)
+WHERE h.level = 3 AND o.silent_at_ms IS NOT NULL AND o.dead_at_ms IS NULL ORDER BY h.key
+"""
+_OWNS_NOTHING: Final = """
+adoption_due_at_ms IS NULL
 AND NOT EXISTS (SELECT 1 FROM adm_leases l
     WHERE l.principal = adm_owners.principal AND l.uid = adm_owners.uid)
 AND NOT EXISTS (SELECT 1 FROM adm_heads h
     WHERE h.level = 3 AND h.key = adm_owners.principal || '.' || adm_owners.uid)
 """
+_PRUNE: Final = f"DELETE FROM adm_owners WHERE seen_at_ms < ? AND {_OWNS_NOTHING}"  # noqa: S608 - above
+_FORGET: Final = f"""
+DELETE FROM adm_owners WHERE (principal, uid) IN (
+    SELECT principal, uid FROM adm_owners INDEXED BY adm_owners_gone
+    WHERE (silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL)
+    AND seen_at_ms < ? AND {_OWNS_NOTHING} ORDER BY seen_at_ms, principal, uid LIMIT ?)
+"""  # noqa: S608 - above
+
+REMEMBERED_MS: Final = 24 * 3600 * 1000
+"""How long a life that is suspect or dead, and owns nothing, is remembered, in log time."""
+
+FORGOTTEN_AT_ONCE: Final = 2
+"""So many old lives are forgotten when a new one is met, so that they never pile up."""
 
 
 def heard(tx: Tx, principal: str, uid: str, seen_at_ms: int) -> bool:
@@ -61,6 +73,8 @@ def heard(tx: Tx, principal: str, uid: str, seen_at_ms: int) -> bool:
     known = last_seen(tx.db, principal, uid)
     if known is None:
         tx.db.execute(_MEET, (principal, uid, seen_at_ms))
+        if tx.ruleset >= rulesets.MENDED:
+            tx.db.execute(_FORGET, (tx.now_ms - REMEMBERED_MS, FORGOTTEN_AT_ONCE))
         return False
     last_ms, silent, dead = known
     if seen_at_ms > last_ms:
@@ -105,14 +119,9 @@ def end_adoption(tx: Tx, principal: str, uid: str) -> None:
     tx.db.execute(_ADOPTION_OVER, (principal, uid))
 
 
-def silent(db: sqlite3.Connection) -> list[str]:
-    """Keys of owners that are silent and not proven dead."""
-    return [heads.owner_key(*owner) for owner in db.execute(_SILENT).fetchall()]
-
-
-def blocked(db: sqlite3.Connection) -> list[str]:
-    """Keys of owners whose queued turns are skipped."""
-    return [heads.owner_key(*owner) for owner in db.execute(_BLOCKED).fetchall()]
+def silent_and_queued(db: sqlite3.Connection) -> list[str]:
+    """Keys of owners that are silent, not proven dead, and have turns in the queue."""
+    return [key for (key,) in db.execute(_SILENT_AND_QUEUED).fetchall()]
 
 
 def prune(db: sqlite3.Connection, before_ms: int) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from schemas.admission import QUEUED
 from schemas.strict_json import JsonObject
-from worker.admission import heads, owners, selection, turns
+from worker.admission import heads, selection, turns
 from worker.admission.limits import Limits
 from worker.admission.turns import Turn
 
@@ -26,10 +26,12 @@ SELECT count(*) FROM (
 """
 _COOLING: Final = "SELECT provider, model FROM adm_cooldowns WHERE until_ms > ?"
 _OWNERS: Final = """
-SELECT owner.node, owner.key, model.key, tier.priority FROM adm_heads tier
+SELECT owner.node, model.key, tier.priority FROM adm_heads tier
 JOIN adm_heads model ON model.parent = tier.node
 JOIN adm_heads owner ON owner.parent = model.node
-WHERE tier.parent = 0 AND tier.priority >= ?
+LEFT JOIN adm_owners o ON o.principal = substr(owner.key, 1, instr(owner.key, '.') - 1)
+AND o.uid = substr(owner.key, instr(owner.key, '.') + 1)
+WHERE tier.parent = 0 AND tier.priority >= ? AND o.silent_at_ms IS NULL AND o.dead_at_ms IS NULL
 """
 _AHEAD: Final = """
 SELECT count(*) FROM (
@@ -96,10 +98,9 @@ def _ahead(db: sqlite3.Connection, turn: Turn) -> int:
 def _eligible_ahead(db: sqlite3.Connection, turn: Turn, now_ms: int) -> int:
     """Counts up to ``EXACT_TO``; models that cool down and silent owners are skipped whole."""
     cooling = {heads.model_key(*pair) for pair in db.execute(_COOLING, (now_ms,))}
-    blocked = set(owners.blocked(db))
     ahead = 0
-    for node, owner, model, priority in db.execute(_OWNERS, (turn.priority,)).fetchall():
-        if model in cooling or owner in blocked:
+    for node, model, priority in db.execute(_OWNERS, (turn.priority,)).fetchall():
+        if model in cooling:
             continue
         before = (_FOREVER, "") if priority > turn.priority else _order(turn)
         room = EXACT_TO - ahead

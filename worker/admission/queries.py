@@ -104,7 +104,7 @@ def recoverable(view: View, raw: bytes) -> Verdict:
 def policy(view: View, raw: bytes) -> Verdict:
     """``adm.policy``: the policy in force and what is counted against it, as ``PolicyView``."""
     PolicyQuery.from_bytes(raw)
-    return Accepted("found", limits.read(view.db).view())
+    return Accepted("found", limits.read(view.db).view(view.ruleset))
 
 
 def events(view: View, raw: bytes) -> Verdict:
@@ -167,7 +167,7 @@ def _leased(view: View, after: str | None, limit: int) -> tuple[list[Turn], str 
 
 def _queued_of_silent(view: View) -> list[Turn]:
     found = []
-    for key in owners.silent(view.db):
+    for key in owners.silent_and_queued(view.db):
         row = view.db.execute(_QUEUED_OF, (key,)).fetchone()
         turn = None if row is None else turns.find(view.db, row[0])
         if turn is not None:

@@ -24,6 +24,7 @@ from worker.admission.moves import SOURCES
 from worker.admission.policy import no_key
 from worker.admission.requests import request_key
 from worker.admission.turns import FENCED, Lost, Turn
+from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
 SAME: Final = ("host", "boot_id", "pid", "start_ticks", "pid_ns")
@@ -161,7 +162,10 @@ def _on_unstarted(tx: Tx, turn: Turn, body: Evidence) -> Verdict:
 
 
 def _on_dispatched(tx: Tx, turn: Turn, body: Evidence) -> Verdict:
+    unsure = "unverifiable" in (body.child_state, body.group_state)
     match body.connector_state:
+        case "alive" if unsure and tx.ruleset >= rulesets.MENDED:
+            return _suspect(tx, turn)
         case "alive":
             return _trust(tx, turn)
         case "unverifiable":
@@ -178,7 +182,7 @@ def _on_dispatched(tx: Tx, turn: Turn, body: Evidence) -> Verdict:
         return Accepted("released", turn.outcome())
     if is_news:
         turns.say_lost(tx, turn, lost, "recovery")
-    if "unverifiable" in (body.child_state, body.group_state):
+    if unsure:
         suspected = _suspect(tx, turn)
         return Accepted("marked", turn.outcome()) if is_news else suspected
     return Accepted("marked" if is_news else "retained", turn.outcome())

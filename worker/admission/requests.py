@@ -38,6 +38,14 @@ def enqueue(tx: Tx, key: tuple[str, ...], body: Enqueue) -> Verdict:
         return Refusal(
             Code.ALREADY_EXISTS, "request-id-used", "a turn of this id settled and was pruned"
         )
+    highest = limits.max_priority(tx.db, tx.speaker.principal)
+    if body.priority > highest:
+        return Refusal(
+            Code.PERMISSION_DENIED,
+            "priority-too-high",
+            f"the policy allows this principal priority {highest} at most",
+            at_field="priority",
+        )
     longest_ms = limits.queue_timeout_ms(tx.db)
     timeout_ms = min(body.timeout_ms or longest_ms, longest_ms)
     turn = _new_turn(tx, request_id, body, tx.now_ms + timeout_ms)
@@ -65,6 +73,8 @@ def admit(tx: Tx, key: tuple[str, ...], body: Admit) -> Verdict:
 
     Ok ``none`` says what blocks.
     """
+    if tx.before is not None:
+        return _admit_again(tx, tx.before)
     wanted: Turn | None = None
     if key:
         wanted = passing.current(tx, request_key(key))
@@ -77,7 +87,7 @@ def admit(tx: Tx, key: tuple[str, ...], body: Admit) -> Verdict:
     tier = tx.speaker.principal
     choice, blocks = None, held.blocks(tx.now_ms)
     if not blocks:
-        choice = selection.choose(tx, tier, went_by_age=bool(held.by_age))
+        choice = selection.choose(tx, tier, held)
         held = limits.read(tx.db)
     if choice is not None and (wanted is None or wanted.request_id == choice.turn.request_id):
         selection.admit(tx, held, choice, tx.speaker)
@@ -230,6 +240,19 @@ def _check_expiry(payload: Payload | None, deadline_at_ms: int) -> None:
             "expires-too-early",
             "the sealed prompt must last until the queue deadline",
         )
+
+
+def _admit_again(tx: Tx, before: Accepted) -> Verdict:
+    """The seat that this very command was given, while it stands untouched; never another one."""
+    if before.outcome == "none":
+        return before
+    given = before.data
+    turn = passing.current(tx, given["request_id"])
+    if turn is None or turns.fenced(turn, given["lease_id"], given["generation"], tx.speaker):
+        return turns.FENCED
+    if turn.state != ADMITTED:
+        return turns.wrong_state(turn)
+    return Accepted(before.outcome, selection.grant(turn))
 
 
 def _not_to_be_pulled(tx: Tx, turn: Turn) -> Verdict | None:

@@ -21,11 +21,15 @@ CREATE TABLE adm_limits (
     admissions INTEGER NOT NULL CHECK (admissions >= seats),
     by_age INTEGER NOT NULL CHECK (by_age = 0 OR by_age = 1),
     paced_at_ms INTEGER,
-    kept_at_ms INTEGER
+    kept_at_ms INTEGER,
+    drained_to INTEGER CHECK (drained_to >= 0),
+    max_retry_after_ms INTEGER NOT NULL DEFAULT 86400000 CHECK (max_retry_after_ms >= 0),
+    max_priority TEXT
 ) STRICT;
 
 INSERT INTO adm_limits VALUES
-    (1, 0, 8, 8, 0, 1800000, 30000, 60000, 60000, 4000, 8, 0, NULL, 0, 0, 0, 0, 0, NULL, NULL);
+    (1, 0, 8, 8, 0, 1800000, 30000, 60000, 60000, 4000, 8, 0, NULL, 0, 0, 0, 0, 0, NULL, NULL, NULL,
+    86400000, NULL);
 
 -- Every turn. "node" is its line in adm_heads while it stands in the queue; "trace" is the
 -- traceparent of the command that enqueued it.
@@ -138,6 +142,8 @@ CREATE INDEX adm_owners_blocked ON adm_owners (principal, uid)
     WHERE silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL;
 CREATE INDEX adm_owners_silent ON adm_owners (principal, uid)
     WHERE silent_at_ms IS NOT NULL AND dead_at_ms IS NULL;
+CREATE INDEX adm_owners_gone ON adm_owners (seen_at_ms)
+    WHERE silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL;
 CREATE INDEX adm_owners_adoption ON adm_owners (adoption_due_at_ms)
     WHERE adoption_due_at_ms IS NOT NULL;
 
@@ -155,11 +161,13 @@ CREATE TABLE adm_heads (
     idle_at_ms INTEGER,
     idle_id TEXT CHECK ((idle_id IS NULL) = (idle_at_ms IS NULL)),
     aged_at_ms INTEGER,
-    aged_id TEXT CHECK ((aged_id IS NULL) = (aged_at_ms IS NULL))
+    aged_id TEXT CHECK ((aged_id IS NULL) = (aged_at_ms IS NULL)),
+    by_age INTEGER NOT NULL DEFAULT 0 CHECK (by_age = 0 OR by_age = 1)
 ) STRICT;
 
 CREATE UNIQUE INDEX adm_heads_path ON adm_heads (parent, key, priority);
 CREATE INDEX adm_heads_entity ON adm_heads (level, key);
+CREATE INDEX adm_heads_parked ON adm_heads (parent) WHERE level = 3 AND parked = 1;
 CREATE INDEX adm_heads_tier ON adm_heads (key, priority DESC)
     WHERE parent = 0 AND head_id IS NOT NULL;
 CREATE INDEX adm_heads_head ON adm_heads (parent, head_at_ms, head_id) WHERE head_id IS NOT NULL;

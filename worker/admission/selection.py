@@ -10,6 +10,7 @@ from worker import metrics
 from worker.admission import heads, journal, limits, policy, seats, turns
 from worker.admission.limits import Limits
 from worker.admission.turns import Turn
+from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
 _STANDING: Final = """
@@ -24,17 +25,25 @@ _MAY_ADMIT: Final = """
 SELECT 1 FROM adm_limits WHERE draining = 1 OR (queued > 0 AND seats < seat_limit
 AND starts < max_concurrent_starts AND coalesce(paced_at_ms + min_start_interval_ms, 0) <= ?)
 """
-_ADMIT: Final = (
+_ADMIT: Final = "UPDATE adm_requests SET state = 'admitted', node = NULL WHERE request_id = ?"
+_PULL: Final = (
     "UPDATE adm_requests SET state = 'admitted', uid = ?, node = NULL WHERE request_id = ?"
 )
-_WAITING: Final = """
-SELECT DISTINCT model.parked, owner.parked
-FROM adm_heads tier
-JOIN adm_heads model ON model.parent = tier.node
-JOIN adm_heads owner ON owner.parent = model.node
-WHERE tier.parent = 0 AND tier.key = ? AND EXISTS (
-    SELECT 1 FROM adm_heads line WHERE line.parent = owner.node AND line.head_id IS NOT NULL)
-"""
+
+
+def _waits_under(parked: str) -> str:
+    return f"""
+SELECT EXISTS (
+    SELECT 1 FROM adm_heads tier
+    JOIN adm_heads model ON model.parent = tier.node
+    JOIN adm_heads owner ON owner.parent = model.node
+    WHERE tier.parent = 0 AND tier.key = ? AND {parked} AND EXISTS (
+        SELECT 1 FROM adm_heads line WHERE line.parent = owner.node AND line.head_id IS NOT NULL))
+"""  # noqa: S608 - one of the two below
+
+
+_RESTING: Final = _waits_under("model.parked = 1")
+_SILENT: Final = _waits_under("model.parked = 0 AND owner.level = 3 AND owner.parked = 1")
 _UNSEALED: Final = (
     "SELECT 1 FROM adm_requests WHERE state = 'queued' AND node IS NULL AND principal = ? LIMIT 1"
 )
@@ -51,26 +60,30 @@ class Choice(NamedTuple):
     Attributes:
         turn: Queued, eligible and chosen.
         by_age: Whether it was taken in plain order because it had aged.
+        tier: Node of the tier it was chosen from.
     """
 
     turn: Turn
     by_age: bool
+    tier: int
 
 
-def choose(tx: Tx, tier: str, *, went_by_age: bool) -> Choice | None:
+def choose(tx: Tx, tier: str, held: Limits) -> Choice | None:
     """Choose among the push turns, or among one principal's pull turns.
 
     Within the highest priority that has an eligible turn: the first aged one, unless the last
-    admission went by age; else the first whose agent holds no seat; else the first. A turn met on
-    the way whose deadline has passed is ended; a node found blocked is parked.
+    admission of this priority went by age (before ``MENDED``: the last of all); else the first
+    whose agent holds no seat; else the first. A turn met on the way whose deadline has passed is
+    ended; a node found blocked is parked.
 
     Args:
         tx: The transaction.
         tier: ``heads.PUSH`` or a principal.
-        went_by_age: Whether the last admission went by age.
+        held: The limits.
     """
-    db, now_ms = tx.db, tx.now_ms
+    db, now_ms, mended = tx.db, tx.now_ms, tx.ruleset >= rulesets.MENDED
     while (offer := heads.best(db, tier)) is not None:
+        went_by_age = offer.by_age if mended else held.by_age
         by_age = not went_by_age and offer.aged_id is not None
         by_idleness = not by_age and offer.idle_id is not None
         turn = _offered(db, (by_age and offer.aged_id) or offer.idle_id or offer.head_id)
@@ -96,7 +109,7 @@ def choose(tx: Tx, tier: str, *, went_by_age: bool) -> Choice | None:
         elif by_idleness and busy:
             heads.park(db, line, heads.LINE)
         else:
-            return Choice(turn, by_age)
+            return Choice(turn, by_age, offer.tier)
     return None
 
 
@@ -111,8 +124,13 @@ def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
     """
     turn = choice.turn
     journal.append(tx, "request_admitted", QUEUED, ADMITTED, turn.origin)
-    tx.db.execute(_ADMIT, (owner.uid, turn.request_id))
-    heads.leave(tx.db, turn.node or 0, turn.request_id)
+    mended = tx.ruleset >= rulesets.MENDED
+    if mended:
+        tx.db.execute(_ADMIT, (turn.request_id,))
+        heads.went(tx.db, choice.tier, by_age=choice.by_age)
+    else:
+        tx.db.execute(_PULL, (owner.uid, turn.request_id))
+    turns.leave_line(tx, turn)
     lease_id = f"{tx.epoch}-{tx.seq}-{held.admissions + 1}"
     start_deadline_at_ms = tx.now_ms + held.start_timeout_ms
     seats.give(
@@ -123,11 +141,13 @@ def admit(tx: Tx, held: Limits, choice: Choice, owner: Speaker) -> None:
         lease_id=lease_id,
         start_deadline_at_ms=start_deadline_at_ms,
         connector=turn.identity if owner.uid == turn.uid else None,
-        by_age=choice.by_age,
+        by_age=choice.by_age and not mended,
     )
     if not tx.outbox.muted:
         metrics.QUEUE_WAIT.observe((tx.now_ms - turn.enqueued_at_ms) / 1000)
-    turn.state, turn.node, turn.uid = ADMITTED, None, owner.uid
+    if not mended:
+        turn.uid = owner.uid
+    turn.state = ADMITTED
     turn.lease_id, turn.owner_principal, turn.owner_uid = lease_id, owner.principal, owner.uid
     turn.admitted_at_ms, turn.start_deadline_at_ms = tx.now_ms, start_deadline_at_ms
 
@@ -144,7 +164,7 @@ def admit_pushed(tx: Tx) -> None:
         policy.end_drain(tx, held)
         held = limits.read(tx.db)
     while held.queued and not held.blocks(tx.now_ms):
-        choice = choose(tx, heads.PUSH, went_by_age=bool(held.by_age))
+        choice = choose(tx, heads.PUSH, held)
         if choice is None:
             return
         turn = choice.turn
@@ -190,10 +210,9 @@ def cooldown_until(db: sqlite3.Connection, turn: Turn, now_ms: int) -> int | Non
 def blocks_of_tier(db: sqlite3.Connection, tier: str) -> list[Block]:
     """What keeps all of one principal's pull turns waiting, once a choice has found none."""
     blocks: list[Block] = []
-    waiting = db.execute(_WAITING, (tier,)).fetchall()
-    if any(model_parked for model_parked, _ in waiting):
+    if db.execute(_RESTING, (tier,)).fetchone()[0]:
         blocks.append("cooldown")
-    if any(owner_parked and not model_parked for model_parked, owner_parked in waiting):
+    if db.execute(_SILENT, (tier,)).fetchone()[0]:
         blocks.append("silence")
     if db.execute(_UNSEALED, (tier,)).fetchone():
         blocks.append("payload")

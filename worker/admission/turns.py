@@ -23,6 +23,7 @@ from schemas.results import Refusal
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker, payload_key
 from worker.admission import heads, journal, seats
+from worker.ledger import rulesets
 from worker.ledger.tx import Origin, Tx
 
 _COLUMNS: Final = (
@@ -203,9 +204,7 @@ def settle(
     tx.db.execute(_SETTLE, (target, tx.now_ms, reason, failure, turn.request_id))
     if turn.state == QUEUED:
         seats.count_queued(tx, -1)
-        if turn.node is not None:
-            heads.leave(tx.db, turn.node, turn.request_id)
-            turn.node = None
+        leave_line(tx, turn)
     turn.state, turn.settled_at_ms, turn.reason, turn.lease_id = target, tx.now_ms, reason, None
 
 
@@ -235,7 +234,15 @@ def step_out(tx: Tx, turn: Turn) -> None:
     """Take a turn that stays queued out of its line."""
     if turn.node is not None:
         tx.db.execute(_STEP_OUT, (turn.request_id,))
+        leave_line(tx, turn)
+
+
+def leave_line(tx: Tx, turn: Turn) -> None:
+    """Let the queue forget where a turn stood; its row no longer says that it stands there."""
+    if turn.node is not None:
         heads.leave(tx.db, turn.node, turn.request_id)
+        if tx.ruleset >= rulesets.MENDED:
+            heads.clear(tx.db, turn.node)
         turn.node = None
 
 

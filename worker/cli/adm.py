@@ -1,6 +1,7 @@
 """``tidegate adm``: the admission plane from a shell."""
 
 import asyncio
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ from worker.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from schemas.admission import TurnView
     from worker.client import Client
 
 app = typer.Typer(
@@ -163,7 +165,10 @@ def enqueue(
             turn = await client.adm.request(request)
         lines = adm_views.turn_lines(turn, common.now_ms())
         common.emit(turn.to_object(), session.as_json, lines)
-        return ending.OK if turn.lease is not None else ending.REFUSED
+        if turn.lease is not None and turn.lease.owner.uid == client.speaker.uid:
+            return ending.OK
+        common.say(_no_seat(turn))
+        return ending.REFUSED
 
     raise typer.Exit(sessions.with_client(session, work))
 
@@ -258,6 +263,9 @@ def cooldown(
             "--until", help="Until when: +30s, an RFC 3339 instant, or ms.", metavar="WHEN"
         ),
     ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Even if it would rest longer; +0s ends its rest.")
+    ] = False,
     space: SpaceOption = None,
     as_: AsOption = None,
     command_id: CommandIdOption = None,
@@ -266,13 +274,15 @@ def cooldown(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Let a model rest; a cooldown is never shortened."""
+    """Let a model rest; only --replace shortens it."""
     session = sessions.operators(config, nats, space, as_, as_json, timeout)
-    fields = {
+    fields: dict[str, Any] = {
         "provider": provider,
         "model": model,
         "not_before_ms": common.instant("--until", until),
     }
+    if replace:
+        fields["replace"] = True
     verb(session, "cooldown", (), fields, command_id)
 
 
@@ -289,7 +299,10 @@ def drain(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Bring the seats to a limit; none is taken away."""
+    """Bring the seats to a limit; none is taken away.
+
+    It stands until another drain, or a claim with --resume.
+    """
     session = sessions.operators(config, nats, space, as_, as_json, timeout)
     verb(session, "drain", (), {"to": to}, command_id)
 
@@ -380,6 +393,25 @@ def policy(
             metavar="DURATION",
         ),
     ] = None,
+    max_retry_after: Annotated[
+        str | None,
+        typer.Option(
+            "--max-retry-after",
+            help="Longest rest that a provider's wish can set; default 24h.",
+            metavar="DURATION",
+        ),
+    ] = None,
+    max_priority: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--max-priority",
+            help="Highest priority that a principal may ask for; * is everyone else.",
+            metavar="PRINCIPAL=N",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --claim: end the drain that stands.")
+    ] = False,
     space: SpaceOption = None,
     as_: AsOption = None,
     command_id: CommandIdOption = None,
@@ -389,7 +421,7 @@ def policy(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the policy, claim the next one, or compare."""
-    given = {
+    given: dict[str, Any] = {
         "max_active_turns": seats,
         "max_concurrent_starts": starts,
         "min_start_interval_ms": _ms("--min-start-interval", interval),
@@ -398,13 +430,18 @@ def policy(
         "start_timeout_ms": _ms("--start-timeout", start_timeout),
         "adoption_timeout_ms": _ms("--adoption-timeout", adoption_timeout),
         "silence_ms": _ms("--silence", silence),
+        "max_retry_after_ms": _ms("--max-retry-after", max_retry_after),
+        "max_priority": _bounds("--max-priority", max_priority),
     }
     values = {name: value for name, value in given.items() if value is not None}
     if claim is not None and assert_:
         common.usage("--assert", "goes without --claim")
+    if resume and claim is None:
+        common.usage("--resume", "goes with --claim")
     if claim is not None:
         session = sessions.operators(config, nats, space, as_, as_json, timeout)
-        verb(session, "policy", (), {"epoch": claim, **values}, command_id)
+        resumes = {"resume": True} if resume else {}
+        verb(session, "policy", (), {"epoch": claim, **values, **resumes}, command_id)
         return
     if assert_:
         session = sessions.operators(config, nats, space, as_, as_json, timeout)
@@ -543,6 +580,24 @@ def events(
         _more(session.as_json, page.next_after)
 
     sessions.with_client(session, work)
+
+
+def _no_seat(turn: "TurnView") -> str:
+    """Why waiting for a seat came to nothing."""
+    if turn.lease is None:
+        ended = f"turn {turn.request_id} has ended, it is {turn.state}"
+        return f"no seat: {ended}; another turn needs another request id"
+    return f"no seat here: another life of its principal runs turn {turn.request_id}"
+
+
+def _bounds(parameter: str, pairs: list[str] | None) -> dict[str, int] | None:
+    bounds = {}
+    for pair in pairs or ():
+        principal, _, number = pair.rpartition("=")
+        if not principal or re.fullmatch(r"-?[0-9]{1,3}", number, re.ASCII) is None:
+            common.usage(parameter, f"is PRINCIPAL=N, N from -100 to 100, not {pair}")
+        bounds[principal] = int(number)
+    return bounds or None
 
 
 def _ms(parameter: str, text: str | None) -> int | None:

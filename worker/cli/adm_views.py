@@ -161,11 +161,10 @@ def recoverable_lines(page: RecoverablePage, now_ms: int) -> list[str]:
 
 def policy_lines(view: PolicyView, *, outcome: str | None = None) -> list[str]:
     """The policy in force, below the word of the result that shows it."""
-    draining = ", draining" if view.draining else ""
     rows = [] if outcome is None else [("outcome", outcome)]
     rows += [
         ("epoch", str(view.epoch) if view.epoch else "0 (defaults, not claimed)"),
-        ("seats", f"{view.seats} held of {view.seat_limit}{draining}"),
+        ("seats", _seats(view)),
         ("starting", str(view.starts)),
         ("queued", str(view.queued)),
     ]
@@ -215,7 +214,20 @@ def _instants(data: JsonObject, now_ms: int) -> list[tuple[str, str]]:
     return [(label, _ahead(data[name], now_ms)) for name, label in shown if name in data]
 
 
-def _value(name: str, value: int) -> str:
+def _seats(view: PolicyView) -> str:
+    """How many are held of how many that may be, and whose number that is."""
+    policys, limit = view.policy.max_active_turns, view.seat_limit
+    held = f"{view.seats} held of {limit}"
+    if limit != policys:
+        held += f" by a drain; the policy says {policys}"
+    elif view.drained_to is not None:
+        held += f"; a drain to {view.drained_to} stands"
+    return f"{held}; draining" if view.draining else held
+
+
+def _value(name: str, value: int | dict[str, int]) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{who} {bound}" for who, bound in value.items()) or "no bound"
     return show_duration(value) if name.endswith("_ms") else str(value)
 
 

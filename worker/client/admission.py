@@ -1,5 +1,6 @@
 """Typed calls of the admission plane (spec/admission.md, States)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -310,13 +311,25 @@ class Admission:
         model: str,
         not_before_ms: int,
         *,
+        replace: bool = False,
         command_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> int:
-        """Let a model rest; an operator's verb. Returns until when, which never is earlier."""
-        body = Cooldown.from_object(
-            {"v": 1, "provider": provider, "model": model, "not_before_ms": not_before_ms}
-        )
+        """Let a model rest; an operator's verb.
+
+        Args:
+            provider: Whose model.
+            model: The model.
+            not_before_ms: Until when, a year from now at most.
+            replace: Whether that holds even if the model would rest longer.
+            command_id: One per intent; a new one if absent.
+            timeout_ms: How long to wait for the result.
+
+        Returns:
+            Until when it rests.
+        """
+        rest = {"provider": provider, "model": model, "not_before_ms": not_before_ms}
+        body = Cooldown.from_object({"v": 1, **rest, **({"replace": True} if replace else {})})
         result = await self._call((), body, command_id, timeout_ms)
         return int(result.data["until_ms"])
 
@@ -324,16 +337,25 @@ class Admission:
         self,
         epoch: int,
         *,
+        resume: bool = False,
         command_id: str | None = None,
         timeout_ms: int | None = None,
-        **values: int | None,
+        **values: int | Mapping[str, int] | None,
     ) -> PolicyView:
         """Claim the policy; an operator's verb. Values left out take their defaults.
+
+        Args:
+            epoch: The epoch to claim: 1, or the one after that in force.
+            resume: Whether the claim ends a drain that stands; else the drain's limit stays.
+            command_id: One per intent; a new one if absent.
+            timeout_ms: How long to wait for the result.
+            values: As ``schemas.commands.adm.PolicyValues``.
 
         Raises:
             Refused: ``epoch-mismatch`` or ``claim-pending``.
         """
-        body = Policy.from_object({"v": 1, "epoch": epoch, **values})
+        resumes = {"resume": True} if resume else {}
+        body = Policy.from_object({"v": 1, "epoch": epoch, **values, **resumes})
         result = await self._call((), body, command_id, timeout_ms)
         return PolicyView.from_object(result.data)
 
@@ -356,7 +378,10 @@ class Admission:
     async def drain(
         self, to: int, *, command_id: str | None = None, timeout_ms: int | None = None
     ) -> PolicyView:
-        """Bring the seats to a limit, down or up; 0 pauses. An operator's verb."""
+        """Bring the seats to a limit, down or up; 0 pauses. An operator's verb.
+
+        It stands until another drain comes, or a claim that resumes.
+        """
         result = await self._call((), Drain.from_object({"v": 1, "to": to}), command_id, timeout_ms)
         return PolicyView.from_object(result.data)
 

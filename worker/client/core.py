@@ -19,6 +19,7 @@ from schemas.commands import LEDGER_PLANES
 from schemas.commands.sys import StatusQuery
 from schemas.model import Closed
 from schemas.names import Names
+from schemas.repeats import JUDGED_ANEW
 from schemas.results import Error, Result
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
@@ -34,9 +35,6 @@ from worker.client.checkpoints import Checkpoints
 from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
 from worker.client.hearing import is_put_off, is_stored
 from worker.client.pending import Pending, Waiting, epoch_of
-
-JUDGED_ANEW: Final = frozenset({("cap", "authorize")})
-"""Verbs that are never answered from memory: each time they are stored they are judged again."""
 
 DEFAULT_TIMEOUT_MS: Final = 10_000
 ACK_MS: Final = 2_000

@@ -42,8 +42,12 @@ class Seen:
 
     @property
     def is_well(self) -> bool:
-        """Whether the connector is alive, so that nothing follows from the rest."""
-        return self.evidence.connector_state == "alive"
+        """Whether the connector is alive, and nothing of the rest is beyond proof."""
+        seen = self.evidence
+        return seen.connector_state == "alive" and "unverifiable" not in (
+            seen.child_state,
+            seen.group_state,
+        )
 
 
 @dataclass(frozen=True, slots=True)

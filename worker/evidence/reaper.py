@@ -225,7 +225,7 @@ class Reaper:
     def _is_news(self, seen: Seen) -> bool:
         """Whether the log should hear of it.
 
-        That a connector lives is what the log assumes, unless it was told otherwise.
+        That all is well is what the log assumes, unless it was told otherwise.
         """
         told = self._told.get(_key(seen))
         if told is None:

@@ -21,9 +21,10 @@ from schemas.codes import BadInput, Code
 from schemas.commands import BODIES, LEDGER_PLANES
 from schemas.commands.sys import Ruleset
 from schemas.names import Names
+from schemas.repeats import JUDGED_ANEW
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Command, Speaker
-from worker.ledger import memory, system
+from worker.ledger import memory, rulesets, system
 from worker.ledger.epochs import UNBOUND, Bound
 from worker.ledger.errors import FoldFailed, LedgerError, LogGap, StorageFull
 from worker.ledger.marks import LogMarks
@@ -368,14 +369,17 @@ class Fold:
             if known.digest != digest:
                 return _REUSED
             if not anew:
-                return known.verdict
+                if tx.ruleset < rulesets.MENDED or not _permits(command, known.verdict):
+                    return known.verdict
+                before = memory.parsed(known.verdict)
+                tx.before = before if isinstance(before, Accepted) else None
         elif given and tx.command_id.startswith(DERIVED_PREFIX):
             raise BadInput(
                 headers.COMMAND,
                 "reserved-command-id",
                 f"a command id of your own must not begin with {DERIVED_PREFIX}",
             )
-        body = BODIES[command.plane, command.verb].from_bytes(data)
+        body = BODIES[command.plane, command.verb].under(tx.ruleset, data)
         run = self._savepoint.execute
         run("SAVEPOINT command")
         try:
@@ -472,6 +476,11 @@ def _why_not(principal: str, plane: str, verb: str) -> Refusal | None:
             Code.PERMISSION_DENIED, "wrong-role", "this principal may not send this verb"
         )
     return None
+
+
+def _permits(command: Command, verdict: bytes) -> bool:
+    """Whether a recorded verdict is an ``ok`` that permits something, which only now can decide."""
+    return (command.plane, command.verb) in JUDGED_ANEW and verdict.startswith(b'"status":"ok"')
 
 
 def _tail(verdict: Verdict) -> bytes:

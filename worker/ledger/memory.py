@@ -45,9 +45,12 @@ def key_of(principal: str, command_id: str) -> bytes:
 def verdict_of(db: sqlite3.Connection, key: bytes) -> Verdict | None:
     """The verdict that is remembered of a command; ``None`` if there is none."""
     row = db.execute(_FIND, (key,)).fetchone()
-    if row is None:
-        return None
-    said = strict_json.loads(b"{%b}" % row[3])
+    return None if row is None else parsed(row[3])
+
+
+def parsed(verdict: bytes) -> Verdict:
+    """A verdict that is kept as the verdict part of its result's JSON."""
+    said = strict_json.loads(b"{%b}" % verdict)
     if said["status"] == "ok":
         return Accepted(said["outcome"], said["data"])
     error = Error.model_validate(said["error"])

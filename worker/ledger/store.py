@@ -21,7 +21,19 @@ from worker.ledger.plane import Plane
 APPLICATION_ID: Final = 0x54644774
 """``TdGt`` in the file's header says whose file it is."""
 
-MIGRATIONS: Final[tuple[str, ...]] = ()
+_DRAINS_AND_AGES: Final = """
+ALTER TABLE adm_limits ADD COLUMN drained_to INTEGER CHECK (drained_to >= 0);
+ALTER TABLE adm_limits ADD COLUMN max_retry_after_ms INTEGER NOT NULL DEFAULT 86400000 CHECK (max_retry_after_ms >= 0);
+ALTER TABLE adm_limits ADD COLUMN max_priority TEXT;
+ALTER TABLE adm_heads ADD COLUMN by_age INTEGER NOT NULL DEFAULT 0 CHECK (by_age = 0 OR by_age = 1);
+CREATE INDEX adm_owners_gone ON adm_owners (seen_at_ms)
+    WHERE silent_at_ms IS NOT NULL OR dead_at_ms IS NOT NULL;
+CREATE INDEX adm_heads_parked ON adm_heads (parent) WHERE level = 3 AND parked = 1;
+UPDATE adm_limits SET drained_to = nullif(
+    seat_limit, coalesce(json_extract(next_policy, '$.max_active_turns'), max_active_turns));
+"""  # noqa: E501 - the file keeps a column's definition as it is written here
+
+MIGRATIONS: Final[tuple[str, ...]] = (_DRAINS_AND_AGES,)
 """SQL that takes a file of schema version ``n + 1`` to ``n + 2``, at index ``n``."""
 
 NO_CHAIN: Final = "0" * 64

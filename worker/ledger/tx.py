@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from schemas import headers, strict_json, subjects
 from schemas.names import Names
+from schemas.results import Accepted
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker.ledger import keyed
@@ -124,6 +125,8 @@ class Tx:
         outbox: Where messages are said.
         key: What follows the verb in the command's subject, token by token.
         trace: The command's W3C trace context, if it has a valid one.
+        before: What this very command was answered before, if it comes again and its verb is
+            judged anew (``schemas.repeats``): an ``ok``, which permits nothing by itself.
     """
 
     db: sqlite3.Connection
@@ -137,6 +140,7 @@ class Tx:
     outbox: Outbox
     key: tuple[str, ...] = ()
     trace: str | None = None
+    before: Accepted | None = None
     _said: int = 0
 
     @property
