@@ -33,6 +33,12 @@ KEY: Final = "probe"
 KEY_TTL: Final = "1h"
 """How long the key of a worker that is gone stays."""
 
+STORING: Final = "compare_and_set"
+WRITES_NO_MORE: Final = (
+    ", although it answers: once its disk was full, a stream takes writes again only after "
+    "a restart of the broker, not of this worker"
+)
+
 log = logs.get()
 
 
@@ -78,7 +84,7 @@ class Probes:
         self._monotonic = monotonic
         self._interval_s = interval_s
         self._limit_s = limit_s
-        js = JetStream(conn)
+        self._js = js = JetStream(conn)
         self._group = GroupPublisher(js, kv_stream(names.leases_bucket), atomic=False)
         self._bucket = Bucket(js, names.leases_bucket, self._group)
         self._key = f"{KEY}.{replica}"
@@ -88,7 +94,7 @@ class Probes:
         now_s = monotonic()
         self._probes = {
             "round_trip": _Probe("the broker does not answer", self._round_trip, now_s),
-            "compare_and_set": _Probe("the broker stores nothing", self._compare_and_set, now_s),
+            STORING: _Probe("the broker stores nothing", self._compare_and_set, now_s),
         }
         if ledger is not None:
             self._probes["database"] = _Probe(
@@ -151,6 +157,8 @@ class Probes:
                 await probe.attempt()
         except TimeoutError:
             probe.trouble = f"not within {self._limit_s:g} s"
+            if name == STORING and await self._stream_answers():
+                probe.trouble += WRITES_NO_MORE
         except TidegateError as error:
             probe.trouble = error.message
         else:
@@ -160,6 +168,14 @@ class Probes:
             log.warning("probe_failed", space=self._names.space, probe=name, error=probe.trouble)
         elif before and not probe.trouble:
             log.info("probe_succeeded", space=self._names.space, probe=name)
+
+    async def _stream_answers(self) -> bool:
+        """Whether the stream that takes no write still tells of itself."""
+        try:
+            await self._js.stream_info(self._bucket.stream, timeout_ms=1_000)
+        except BusError:
+            return False
+        return True
 
     async def _round_trip(self) -> None:
         await self._conn.flush()
