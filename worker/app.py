@@ -18,7 +18,7 @@ from schemas.names import Names
 from schemas.results import Accepted, Verdict
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from worker import broker, files, identity, logs
+from worker import broker, descriptors, files, identity, logs
 from worker.bus.connection import Connection
 from worker.bus.errors import Denied, TlsRefused, Unauthenticated, Unavailable
 from worker.bus.options import ConnectOptions
@@ -137,6 +137,8 @@ class Worker:
             StartRefused: If the worker must not start like this.
         """
         try:
+            own_broker = not self._settings.servers
+            descriptors.provide(len(self._settings.spaces), own_broker=own_broker)
             self._claim_data_dir()
             await self._bring_up()
             self._trouble = ""

@@ -84,8 +84,12 @@ class WorkerProcess:
         arguments: Sequence[str] = (),
         *,
         redirect: str | None = None,
+        before: str = "",
     ) -> None:
-        """Start it; with ``redirect`` by a shell that does this with its standard files."""
+        """Start it; with ``redirect`` by a shell that does this with its standard files.
+
+        ``before`` is what the shell does first.
+        """
         port = free_port()
         self.health = f"http://127.0.0.1:{port}"
         self.log_path = log_path
@@ -93,7 +97,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "worker.cli.main", "run", *arguments]
                 if redirect is None
-                else ["sh", "-c", f'exec "$0" run {redirect}', str(INSTALLED)],
+                else ["sh", "-c", f'{before} exec "$0" run {redirect}', str(INSTALLED)],
                 env={**env, "TIDEGATE_HEALTH_PORT": str(port), "TIDEGATE_LOG_FORMAT": "json"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
