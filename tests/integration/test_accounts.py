@@ -31,6 +31,7 @@ from tests.support.production import (
     PASSWORDS,
     PERSON,
     Production,
+    api,
     conf_arguments,
     conf_environment,
     stored,
@@ -650,6 +651,22 @@ async def test_the_worker_neither_fires_nor_speaks_for_others_nor_takes_anything
     assert refused == {subject.lower() for subject in never}
     assert len(rights.violations) == len(never) + 4
     assert await said_since(worker, before) == set()
+    await worker.close()
+
+
+async def test_streams_and_durables_are_listed_with_the_workers_login(
+    production: Production,
+) -> None:
+    """As ``nats stream ls``, ``stream report`` and ``consumer report`` ask for them."""
+    worker, rights = await production.raw(Role.WORKER)
+    listed = await api(worker, "STREAM.LIST", {"offset": 0})
+    named = await api(worker, "STREAM.NAMES", {"offset": 0})
+    assert {one["config"]["name"] for one in listed["streams"]} == set(named["streams"])
+    assert {NAMES.log_stream, NAMES.ept_stream} <= set(named["streams"])
+    durables = await api(worker, f"CONSUMER.LIST.{NAMES.cmd_stream}", {"offset": 0})
+    assert NAMES.cp_durable in {one["name"] for one in durables["consumers"]}
+    assert (await api(worker, f"CONSUMER.NAMES.{NAMES.cmd_stream}", {"offset": 0}))["consumers"]
+    assert rights.violations == []
     await worker.close()
 
 

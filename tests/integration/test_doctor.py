@@ -194,6 +194,27 @@ async def test_a_stream_whose_settings_could_lose_something_is_mended_as_told(
         the(Check.STREAM_SETTINGS, await examine(space), Severity.FINE)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_cures_of_one_stream_do_not_undo_each_other(space: Space, order: int) -> None:
+    async with js_of(space) as js:
+        await change(
+            js,
+            space.names.ept_stream,
+            max_age=86_400_000_000_000,
+            max_msgs=10**6,
+            allow_direct=False,
+        )
+        await change(js, space.names.res_stream, republish=None, max_msgs=10**6)
+        found = of(Check.STREAM_SETTINGS, await examine(space))
+        assert len([one for one in found if one.severity is Severity.DANGER]) >= 2
+        for one in found[::order]:
+            await follow(js, one.fix.removeprefix("if it is not meant: "))
+        left = of(Check.STREAM_SETTINGS, await examine(space))
+        assert not [one for one in left if one.severity is Severity.DANGER], left
+        if order == 1:
+            assert [one.severity for one in left] == [Severity.FINE]
+
+
 @provokes((Check.STREAM_SETTINGS, Severity.DANGER))
 async def test_a_rollup_that_a_bucket_allows(space: Space) -> None:
     stream = kv_stream(space.names.payloads_bucket)

@@ -215,6 +215,11 @@ _WORKER_ALWAYS: Final = (
     "$JS.API.CONSUMER.INFO.>",
     "$JS.API.CONSUMER.DELETE.>",
     "$JS.API.CONSUMER.MSG.NEXT.>",
+    # For people who look with this login: nats stream ls, stream report, consumer report.
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.CONSUMER.LIST.*",
+    "$JS.API.CONSUMER.NAMES.*",
     # Answers: to clients across the border, to people in account W, and to its like (its inbox).
     "_R_.>",
     "_INBOX.>",

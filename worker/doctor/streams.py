@@ -1,7 +1,8 @@
 """What differs between a space's streams and what they must be, what that endangers, and its cure.
 
-A setting that the broker can change in place is cured by one request to its API, spelt out; what it
-cannot change, or what has lost data already, needs a person.
+What the broker can change in place is cured by one request to its API, spelt out. A request holds
+the whole configuration, so it cures all of its stream at once: each of two would undo the other.
+What the broker cannot change, or what has lost data already, needs a person.
 """
 
 import json
@@ -49,12 +50,17 @@ def judge(
         return [
             fine(Check.STREAM_SETTINGS, f"{count} streams of {names.space} are as they must be")
         ]
-    return [_judge_one(names, settings, survey, one) for one in differences]
+    return [_judge_one(names, settings, survey, differences, one) for one in differences]
 
 
-def _judge_one(names: Names, settings: Settings, survey: Survey, one: Difference) -> Finding:
-    stream, _, setting = one.what.partition(".")
-    stream, _, durable = stream.partition("/")
+def _judge_one(
+    names: Names,
+    settings: Settings,
+    survey: Survey,
+    differences: Sequence[Difference],
+    one: Difference,
+) -> Finding:
+    stream, durable, setting = _place(one)
     if not setting:
         return danger(
             Check.STREAM_MISSING,
@@ -73,7 +79,12 @@ def _judge_one(names: Names, settings: Settings, survey: Survey, one: Difference
     if durable:
         cure = _durable_cure(names, settings, stream, durable)
     else:
-        cure = _stream_cure(names, settings, survey, stream, setting)
+        beside = [
+            _place(other)[2]
+            for other in differences
+            if _place(other)[:2] == (stream, "") and (_must(other) or not _must(one))
+        ]
+        cure = _stream_cure(names, settings, survey, stream, setting, beside)
     if setting == "republish":
         return warning(
             Check.STREAM_SETTINGS,
@@ -124,10 +135,36 @@ def _endangers(names: Names, stream: str, setting: str) -> str:
     return f"{held} could be lost, or not be written as they must be; the worker refuses to start"
 
 
+def _must(one: Difference) -> bool:
+    """Whether a difference has to be cured; others may be what an operator wants."""
+    return one.severity is Severity.DANGER or _place(one)[2] == "republish"
+
+
+def _place(one: Difference) -> tuple[str, str, str]:
+    """Stream, durable and setting that a difference is about; what it does not name is empty."""
+    where, _, setting = one.what.partition(".")
+    stream, _, durable = where.partition("/")
+    return stream, durable, setting
+
+
 def _stream_cure(
-    names: Names, settings: Settings, survey: Survey, stream: str, setting: str
+    names: Names,
+    settings: Settings,
+    survey: Survey,
+    stream: str,
+    setting: str,
+    beside: Sequence[str],
 ) -> str:
-    """The request that sets one setting to what it must be, and leaves all others as they are."""
+    """The request that sets what can be set to what it must be, and leaves the rest as it is.
+
+    Args:
+        names: The space.
+        settings: What the operator chose.
+        survey: The streams as they are.
+        stream: Which.
+        setting: What it is a cure of.
+        beside: Every setting that is cured with it.
+    """
     planned = next(
         config
         for config in stream_configs(
@@ -141,12 +178,13 @@ def _stream_cure(
             "a new space (tidegate setup --new --space NAME) and let what waits here run out"
         )
     wanted: dict[str, Any] = dict(survey.found[stream].config)
-    if setting in planned:
-        wanted[setting] = planned[setting]
-    else:
-        wanted.pop(setting, None)
-    if setting in ("max_msgs", "max_bytes", "max_msgs_per_subject"):
-        wanted["discard"] = planned.get("discard", wanted.get("discard"))
+    for name in (one for one in beside if one not in _FIXED and not one.endswith(SPACE_ID_KEY)):
+        if name in planned:
+            wanted[name] = planned[name]
+        else:
+            wanted.pop(name, None)
+        if name in ("max_msgs", "max_bytes", "max_msgs_per_subject"):
+            wanted["discard"] = planned.get("discard", wanted.get("discard"))
     return _request(f"STREAM.UPDATE.{stream}", wanted)
 
 
