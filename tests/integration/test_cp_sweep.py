@@ -334,18 +334,18 @@ async def test_a_garbled_record_is_internal_never_defaulted_and_never_repaired(
 
 
 async def test_garbled_specs_and_facts_are_internal_too(desk: Desk, space: Space) -> None:
-    spec_wrong, token_wrong, fact_wrong, fact_token = targets = [a_target() for _ in range(4)]
-    for target in targets:
-        await desk.plant(target, in_ms=-10_000)
-    spec = await desk.spec(spec_wrong)
-    assert spec is not None
-    await desk.put(subjects.spec_key(spec_wrong), {**spec, "holder": {"id": ""}})
-    await desk.put(subjects.spec_key(token_wrong), spec)
-    await desk.put_fact(fact_wrong, {"v": 1, "token": fact_wrong.token, "settle": "resumed"})
-    other = {"v": 1, "token": "other", "settle": "expired", "generation": 1, "ts": 1}
-    await desk.put_fact(fact_token, other)
-    before = [await desk.status_at(target) for target in targets]
     async with serving(space, wheel=False) as replica:
+        spec_wrong, token_wrong, fact_wrong, fact_token = targets = [a_target() for _ in range(4)]
+        for target in targets:
+            await desk.plant(target, in_ms=-10_000)
+        spec = await desk.spec(spec_wrong)
+        assert spec is not None
+        await desk.put(subjects.spec_key(spec_wrong), {**spec, "holder": {"id": ""}})
+        await desk.put(subjects.spec_key(token_wrong), spec)
+        await desk.put_fact(fact_wrong, {"v": 1, "token": fact_wrong.token, "settle": "resumed"})
+        other = {"v": 1, "token": "other", "settle": "expired", "generation": 1, "ts": 1}
+        await desk.put_fact(fact_token, other)
+        before = [await desk.status_at(target) for target in targets]
         for target in targets:
             for verb in ("resume", "expire", "repair"):
                 told = await desk.ask(verb, target, {})
@@ -440,3 +440,24 @@ async def test_a_status_behind_its_fact_is_noticed_by_the_worker_that_minted_it(
         assert told["outcome"] == "status-regressed"
         assert (await desk.status(target) or {})["state"] == "expired"
         assert await desk.fact(target) == fact
+
+
+async def test_what_is_due_and_has_no_spec_is_said_in_readiness(desk: Desk, space: Space) -> None:
+    lost = a_target()
+    status = {
+        "state": "waiting",
+        "deadlineGeneration": 1,
+        "deadline": await desk.now_ms() - 60_000,
+        "observedSpecRevision": 1,
+    }
+    key = f"cp.{lost.wire_endpoint}.{lost.token}.status"
+    async with serving(space) as replica_of_it:
+        plane = replica_of_it.plane
+        await desk.put(key, status)
+        await replica_of_it.swept()
+        (reason,) = plane.not_ready()
+        assert f"{lost.endpoint}/{lost.token}" in reason
+        assert "tidegate doctor" in reason
+        await desk.delete(key)
+        await replica_of_it.swept()
+        assert plane.not_ready() == []

@@ -64,3 +64,62 @@ async def test_a_fire_that_comes_while_the_fact_is_on_its_way_is_not_thrown_away
         await desk.settled(target)
         await desk.was_told(target, ("waiting", 1), ("expired", 1))
         assert lost == ["expired"]
+
+
+@pytest.mark.parametrize("verb", ["resume", "heartbeat", "expire"])
+@pytest.mark.parametrize("state", ["resumed", "expired"])
+async def test_observers_are_told_before_a_refusal_that_met_a_settlement_half_finished(
+    desk: Desk, space: Space, verb: str, state: str
+) -> None:
+    """Whoever settled it was killed after the status; the refused command comes just once."""
+    target = a_target()
+    planted = await desk.plant(target, in_ms=60_000)
+    settled = {
+        **planted,
+        "state": state,
+        "settledGeneration": 1,
+        "settledTs": planted["deadline"] + (1 if state == "expired" else -1),
+    }
+    if state == "resumed":
+        settled["settledHolder"] = {
+            "id": desk.alice.principal,
+            "lifecycleUid": desk.alice.uid,
+        }
+    await desk.put(f"cp.{target.wire_endpoint}.{target.token}.status", settled)
+    async with serving(space, wheel=False):
+        body = (
+            {"generation": 1, "deadline_at_ms": planted["deadline"]} if verb == "heartbeat" else {}
+        )
+        seq = await desk.say(verb, target, body)
+        await desk.result(seq)
+        await desk.answered_once(seq)
+        prefix = desk.names.prefix
+        (told,) = await desk.stored(
+            desk.names.res_stream,
+            f"{prefix}.fact.cp.{state}.{target.wire_endpoint}.{target.token}.1",
+        )
+        (answered,) = await desk.stored(desk.names.res_stream, f"{prefix}.res.*.*.cp.{verb}.*")
+        assert told.seq < answered.seq
+
+
+async def test_observers_hear_once_of_an_expiry_that_commands_and_fires_meet_together(
+    desk: Desk, space: Space
+) -> None:
+    async with serving(space, wheel=False):
+        targets = [a_target() for _ in range(20)]
+        at_ms = await desk.now_ms() + 1_500
+        for target in targets:
+            await desk.mint(target, deadline_at_ms=at_ms)
+        late_ms = at_ms + 60_000
+        while await desk.now_ms() < at_ms:  # noqa: ASYNC110 - the broker's clock
+            await asyncio.sleep(0.005)
+        body = {"generation": 1, "deadline_at_ms": late_ms}
+        seqs = [await desk.say("heartbeat", target, body) for target in targets]
+        for seq in seqs:
+            assert (await desk.result(seq))["outcome"] == "expired"
+        for target in targets:
+            await desk.agree(target)
+            await desk.was_told(target, ("waiting", 1), ("expired", 1))
+        expired = {k: n for k, n in desk.facts_heard.items() if k.startswith("expired.")}
+        assert len(expired) == len(targets)
+        assert set(expired.values()) == {1}

@@ -260,6 +260,33 @@ async def test_a_durable_that_is_gone_and_one_that_is_wrong(space: Space) -> Non
     the(Check.STREAM_SETTINGS, await examine(space), Severity.FINE)
 
 
+@provokes((Check.CHECKPOINTS, Severity.DANGER))
+async def test_a_status_whose_spec_is_gone(space: Space) -> None:
+    bucket = space.names.records_bucket
+    key = f"$KV.{bucket}.cp.review_eu.tok-lost"
+    status = {
+        "state": "waiting",
+        "deadlineGeneration": 1,
+        "deadline": 1_000_000_000_000,
+        "observedSpecRevision": 1,
+    }
+    async with js_of(space) as js:
+        the(Check.CHECKPOINTS, await examine(space), Severity.FINE)
+        await js.publish(f"{key}.status", json.dumps(status).encode())
+        await js.publish(f"$KV.{bucket}.cp.review_eu.tok-closed.status", b"")
+        found = the(
+            Check.CHECKPOINTS,
+            await examine(space),
+            Severity.DANGER,
+            "1 waiting checkpoints",
+            "cp.review_eu.tok-lost.status",
+        )
+        assert found.fix.endswith(f"nats kv del -f {bucket} cp.review_eu.tok-lost.status")
+        # What that command publishes.
+        await js.publish(f"{key}.status", b"", headers={"KV-Operation": "DEL"})
+    the(Check.CHECKPOINTS, await examine(space), Severity.FINE)
+
+
 @provokes((Check.BACKLOG, Severity.WARNING), (Check.WORKERS, Severity.DANGER))
 async def test_commands_that_nobody_serves(space: Space) -> None:
     alice = Speaker("alice", UID)

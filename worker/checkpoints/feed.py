@@ -242,6 +242,10 @@ class Feed:
         """Settled checkpoints whose fact was not seen."""
         return await self._run(self._it.unproven, before_ms, limit)
 
+    async def specless(self, before_ms: int, limit: int) -> list[Checkpoint]:
+        """What is due and can never settle, since it has no spec."""
+        return await self._run(self._it.specless, before_ms, limit)
+
     async def prove(self, target: Checkpoint) -> None:
         """Remember that a settlement's fact exists."""
         await self._run(self._it.prove, target)

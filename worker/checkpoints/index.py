@@ -143,6 +143,15 @@ class Index:
         rows = self._db.execute(statement, arguments).fetchall()
         return [_pending(row) for row in rows]
 
+    def specless(self, before_ms: int, limit: int) -> list[Checkpoint]:
+        """What was due before an instant, still waits, and has no spec that could be read."""
+        rows = self._db.execute(
+            "SELECT endpoint, token FROM pending WHERE deadline < ? AND holder_id IS NULL"
+            " ORDER BY deadline LIMIT ?",
+            (before_ms, limit),
+        ).fetchall()
+        return [Checkpoint(endpoint, token) for endpoint, token in rows]
+
     def note_timers(self, rows: Sequence[Pending]) -> None:
         """Remember that the timers of these generations were seen armed."""
         with transaction(self._db):

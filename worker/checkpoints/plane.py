@@ -201,6 +201,12 @@ class CheckpointPlane:
         reasons += [trouble for trouble in (self._guard.missing, self._feed.trouble) if trouble]
         if not self._feed.is_built:
             reasons.append("the list of waiting checkpoints is being built")
+        if stuck := self._sweep.stuck:
+            reasons.append(
+                f"{len(stuck)} checkpoints are due and have no spec that can be read, so they never"
+                f" settle, among them {stuck[0].endpoint}/{stuck[0].token}: tidegate doctor and"
+                " tidegate cp show say more"
+            )
         reasons += [
             f"{stream}: {puller.problem.message}"
             for stream, puller in self._pullers.items()

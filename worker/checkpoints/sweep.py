@@ -40,6 +40,7 @@ CHECKS_IN_FLIGHT = 4
 would stand before those of whatever falls due just now; and nothing is late while they wait."""
 
 AUDIT_EVERY = 60
+STUCK = 100
 INDEX_PAUSE_S = 0.05
 LEARNED_GRACE_MS = 10
 """How long a learned deadline is left to the replica that armed it."""
@@ -83,6 +84,8 @@ class Sweep:
         self._cause = cause
         self._interval_ms = interval_ms
         self._asked = asyncio.Event()
+        self.stuck: list[Checkpoint] = []
+        """What is due and can never settle, as the last pass found it; the first hundred."""
 
     def ask(self) -> None:
         """Make the next pass begin now, with an audit of the timers."""
@@ -122,6 +125,7 @@ class Sweep:
             audit: Also compare all timers with all waiting checkpoints.
         """
         now_ms = int(self._clock.lower_ms())
+        self.stuck = await self._feed.specless(now_ms - GRACE_MS, STUCK)
         await self._overdue(now_ms)
         await self._near(now_ms)
         await self._unproven(now_ms)

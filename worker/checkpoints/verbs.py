@@ -315,9 +315,8 @@ class Verbs:
         """Answer a resume or heartbeat that came after the settlement, and finish it."""
         if it.status.record.state == "resumed" and it.status.cause == ctx.cause:
             return await self._resumed(ctx, it, won=False)
-        await self._settler.finish(
-            ctx.target, it.status, won=False, by="command", telling=ctx.telling
-        )
+        # Before the refusal, which is not served again to finish what was left undone.
+        await self._settler.finish(ctx.target, it.status, won=False, by="command")
         if it.status.record.state == "expired":
             return self._expired(ctx, it)
         return Refusal(

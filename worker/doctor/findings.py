@@ -47,6 +47,7 @@ class Check(StrEnum):
     CLUSTER = "cluster"
     RESULTS = "results"
     BACKLOG = "backlog"
+    CHECKPOINTS = "checkpoints"
     SNAPSHOTS = "snapshots"
     RIGHTS = "rights"
     WORKERS = "workers"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from schemas.names import Names
+from schemas.names import Names, kv_stream
 from worker.bus.connection import Connection
 from worker.bus.errors import BusError, ConsumerMissing, StreamMissing, Unavailable
 from worker.bus.jetstream import JetStream
@@ -17,7 +17,7 @@ from worker.bus.plan import (
     stream_configs,
     stream_of,
 )
-from worker.doctor import streams
+from worker.doctor import checkpoints, streams
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 from worker.errors import StartRefused
 from worker.ledger.snapshots import Snapshots
@@ -90,6 +90,8 @@ async def examine(
         findings.append(_results(names, survey.found[names.res_stream]))
         findings.append(await _clock(js, names.res_stream, wall_ms))
     findings.append(await _backlog(js, names))
+    if kv_stream(names.records_bucket) in survey.found:
+        findings.append(await checkpoints.examine(js, names))
     if names.log_stream in survey.found:
         findings.append(await _snapshots(js, names, settings, survey.found[names.log_stream]))
     return findings
