@@ -130,8 +130,14 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
             return kept
         becomes_default = first is None and not principal.startswith(RESERVED)
         path = data_dir / "identity.json" if becomes_default else _path_of(data_dir, principal)
-        if files.create_private(path, content.encode()):
-            return Kept(speaker, path, created=True)
+        try:
+            if files.create_private(path, content.encode()):
+                return Kept(speaker, path, created=True)
+        except OSError as error:
+            raise BadIdentity(
+                f"an identity cannot be kept in {data_dir}: {os.strerror(error.errno or 0)}; name "
+                "another folder (TIDEGATE_DATA_DIR), or who speaks and its life (--as NAME.UID)"
+            ) from error
     raise BadIdentity(f"the identity of {principal} could not be kept in {data_dir}")
 
 

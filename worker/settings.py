@@ -32,6 +32,7 @@ from worker.errors import TidegateError
 PREFIX: Final = "TIDEGATE_"
 CONFIG_VARIABLE: Final = "TIDEGATE_CONFIG"
 HIDDEN: Final = "********"
+NO_HOME: Final = "this user has no home: neither HOME nor an entry among the users"
 
 Source = Literal["default", "env", "file", "flag"]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -46,14 +47,30 @@ class BadSettings(TidegateError):
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """The user's state folder: ``$XDG_STATE_HOME/tidegate``, else ``~/.local/state/tidegate``."""
+    """The user's state folder: ``$XDG_STATE_HOME/tidegate``, else ``~/.local/state/tidegate``.
+
+    Raises:
+        BadSettings: This user has no home.
+    """
     if base := environ.get("XDG_STATE_HOME", ""):
         path = Path(base)
         if path.is_absolute():
             return path / "tidegate"
     if sys.platform == "win32":  # pragma: no cover
         return Path(environ.get("LOCALAPPDATA", str(Path.home()))) / "tidegate"
-    return Path.home() / ".local" / "state" / "tidegate"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise BadSettings(f"TIDEGATE_DATA_DIR: must be given, for {NO_HOME}") from None
+    return home / ".local" / "state" / "tidegate"
+
+
+def _expanded(path: Path) -> Path:
+    """A path without the ``~`` it may begin with."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"must not begin with ~, for {NO_HOME}") from None
 
 
 class Settings(BaseSettings):
@@ -218,7 +235,7 @@ class Settings(BaseSettings):
     def _file_exists(cls, value: object) -> object:
         if value in (None, ""):
             return None
-        path = Path(str(value)).expanduser()
+        path = _expanded(Path(str(value)))
         if not path.is_file():
             raise ValueError("must name a file that exists")
         return path
@@ -226,7 +243,7 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _data_dir_is_absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+        return _expanded(value).absolute()
 
     @model_validator(mode="after")
     def _one_way_to_sign_in(self) -> "Settings":
@@ -309,7 +326,10 @@ def shown(settings: Settings, field: str) -> str:
 
 def shown_default(field: str) -> str:
     """A setting's default, as ``shown`` would show it."""
-    return _shown(field, Settings.model_fields[field].get_default(call_default_factory=True))
+    try:
+        return _shown(field, Settings.model_fields[field].get_default(call_default_factory=True))
+    except BadSettings:
+        return ""  # there is none for this user
 
 
 def _shown(field: str, value: object) -> str:

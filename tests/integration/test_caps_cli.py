@@ -122,7 +122,7 @@ def test_wrong_usage_is_told_before_anything_is_sent(shell: Shell) -> None:
         ("import", "/does/not/exist"),
     ):
         shell.run(*arguments, code=2)
-    refused = shell.json("reserve", "ann", "-x", "+1h", "--cap", "0", code=3)
+    refused = shell.json("reserve", "ann", "-x", "+1h", "--cap", "9" * 18, code=2)
     assert (refused["error"]["code"], refused["error"]["field"]) == ("bad-request", "cap")
     mine = shell.json("minting", "on", "--as", "mallory", code=3)
     assert mine["error"]["code"] == "permission-denied"

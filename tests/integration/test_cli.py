@@ -1,6 +1,8 @@
 """The command line against a real broker and a real worker, as a shell would use it."""
 
+import asyncio
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.running import running
 from tests.support.space import Space
 from worker.bus.jetstream import JetStream
 
@@ -134,7 +137,7 @@ def test_another_holder_and_a_body_from_input(shell: Shell) -> None:
     holder = minted["data"]["holder"]
     assert f"{holder['id']}.{holder['lifecycleUid']}" == maria
     assert shell.json("cp", "show", "build", "one")["spec"]["goal"] == body["goal"]
-    refused = shell.json("cp", "mint", "build", "two", "-d", "+1h", "--body", '{"x":1}', code=3)
+    refused = shell.json("cp", "mint", "build", "two", "-d", "+1h", "--body", '{"x":1}', code=2)
     assert refused["error"]["field"] == "x"
     assert shell.json("cp", "resume", "build", "one", "--as", maria)["outcome"] == "resumed"
 
@@ -144,6 +147,35 @@ def test_no_worker_is_a_timeout_with_an_unknown_outcome(space: Space, tmp_path: 
     value = shell.json("cp", "mint", "build", "one", "-d", "+1h", "--timeout", "800ms", code=124)
     assert value["error"]["reason"] == "outcome-unknown"
     assert value["command_id"] in shell.said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cp", "mint", "build", "-d", "+30m", "--title", "-d +30m, a 'quoted' title"),
+        ("cap", "reserve", "ann", "--cap", "50", "--expires=+1h"),
+        ("cap", "minting", "on"),
+        ("adm", "cooldown", "acme", "large", "--until", "+5m"),
+    ],
+    ids=["mint", "reserve", "as-op", "cooldown"],
+)
+async def test_what_is_printed_to_repeat_is_the_same_command(
+    space: Space, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    shell = Shell(space, tmp_path / "user")
+    # It stands in the log before the others, whenever a worker comes to fold it.
+    await asyncio.to_thread(shell.run, "cap", "minting", "on", "--timeout", "1s", code=124)
+    value = await asyncio.to_thread(shell.json, *arguments, "--timeout", "1s", code=124)
+    printed = next(line for line in shell.said.splitlines() if "tidegate " in line)
+    words = shlex.split(printed[printed.index("tidegate ") :])
+    assert words == value["repeat"]
+    words[words.index("1s")] = "20s"
+    async with running(space.settings()):
+        first = await asyncio.to_thread(shell.json, *words[1:])
+        second = await asyncio.to_thread(shell.json, *words[1:])
+    assert first["status"] == second["status"] == "ok"
+    assert first["command_id"] == second["command_id"] == value["command_id"]
+    assert first["data"] == second["data"]
 
 
 def test_no_broker_at_the_url_is_a_failure_at_once(space: Space, tmp_path: Path) -> None:

@@ -59,12 +59,6 @@ def test_a_refusal_as_json_is_the_result_itself() -> None:
     assert ending.error_object(refused) == refused.result.to_object()
 
 
-def test_a_timeout_says_which_option_asks_again() -> None:
-    hint = ending.hint(CallTimeout("c" * 16, stored=True))
-    assert hint is not None
-    assert "--command-id" in hint
-
-
 def test_a_timeout_as_json_says_how_to_ask_again() -> None:
     shown = ending.error_object(CallTimeout("c" * 16, stored=False))
     assert shown["status"] == "failed"

@@ -41,7 +41,8 @@ LOOK_S = 0.2
 AS_OPERATOR = f"It is an operator's: it speaks as {OPERATOR_PREFIX} unless somebody is named."
 
 Limit = Annotated[
-    int, typer.Option("--limit", min=1, max=1000, help="How many at most.", metavar="N")
+    int,
+    typer.Option("--limit", help="How many at most.", metavar="N", parser=common.whole(1, 1000)),
 ]
 After = Annotated[
     str | None,
@@ -105,7 +106,10 @@ def enqueue(
         ),
     ] = Handing.PUSH,
     priority: Annotated[
-        int, typer.Option("--priority", min=-100, max=100, help="Higher goes first.", metavar="N")
+        int,
+        typer.Option(
+            "--priority", help="Higher goes first.", metavar="N", parser=common.whole(-100, 100)
+        ),
     ] = 0,
     queue_timeout: Annotated[
         str | None,
@@ -153,6 +157,7 @@ def enqueue(
         fields["timeout_ms"] = common.duration("--queue-timeout", queue_timeout)
     if connector is not None:
         fields["identity"] = process(session, "--connector", connector)
+    common.judge("adm", "enqueue", fields)
     if not wait:
         verb(session, "enqueue", request_key(request), fields, command_id)
         return
@@ -289,7 +294,10 @@ def cooldown(
 @app.command(epilog=AS_OPERATOR)
 def drain(
     to: Annotated[
-        int, typer.Argument(help="Seats that may be held; 0 pauses.", min=0, metavar="N")
+        int,
+        typer.Argument(
+            help="Seats that may be held; 0 pauses.", metavar="N", parser=common.whole(0)
+        ),
     ],
     space: SpaceOption = None,
     as_: AsOption = None,
@@ -322,8 +330,8 @@ def policy(
         typer.Option(
             "--claim",
             help="Claim this epoch, the one in force plus 1; values left out take defaults.",
-            min=1,
             metavar="EPOCH",
+            parser=common.whole(1),
         ),
     ] = None,
     assert_: Annotated[
@@ -331,12 +339,17 @@ def policy(
     ] = False,
     epoch: Annotated[
         int | None,
-        typer.Option("--epoch", help="With --assert: the epoch.", min=0, metavar="EPOCH"),
+        typer.Option(
+            "--epoch", help="With --assert: the epoch.", metavar="EPOCH", parser=common.whole(0)
+        ),
     ] = None,
     seats: Annotated[
         int | None,
         typer.Option(
-            "--max-active-turns", help="Seats: turns under way at once; default 8.", metavar="N"
+            "--max-active-turns",
+            help="Seats: turns under way at once; default 8.",
+            metavar="N",
+            parser=common.whole(1),
         ),
     ] = None,
     starts: Annotated[
@@ -345,6 +358,7 @@ def policy(
             "--max-concurrent-starts",
             help="Turns between admission and active at once; default 8.",
             metavar="N",
+            parser=common.whole(1),
         ),
     ] = None,
     interval: Annotated[
@@ -450,7 +464,7 @@ def policy(
         return
     if values or epoch is not None:
         common.usage("--claim", "or --assert is needed with values")
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await client.adm.policy()
@@ -470,7 +484,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one turn, and where it stands in the queue."""
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
     (request_id,) = request_key(request)
 
     async def work(client: "Client") -> None:
@@ -497,7 +511,7 @@ def queue(
     as_json: JsonFlag = False,
 ) -> None:
     """List the head of the queue, and what keeps it waiting."""
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         view = await client.adm.queue(limit=limit)
@@ -561,7 +575,12 @@ def recoverable(
 def events(
     after: Annotated[
         int,
-        typer.Option("--after", help="Sequence after which the page begins.", min=0, metavar="SEQ"),
+        typer.Option(
+            "--after",
+            help="Sequence after which the page begins.",
+            metavar="SEQ",
+            parser=common.whole(0),
+        ),
     ] = 0,
     limit: Limit = 100,
     space: SpaceOption = None,

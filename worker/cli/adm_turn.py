@@ -8,7 +8,7 @@ import typer
 
 from schemas import tokens
 from schemas.results import Result
-from worker.cli import adm_views, common, sessions
+from worker.cli import adm_views, common, repeating, sessions
 from worker.cli.common import (
     AsOption,
     CommandIdOption,
@@ -33,7 +33,11 @@ Lease = Annotated[
 GenerationOption = Annotated[
     int | None,
     typer.Option(
-        "--generation", "-g", help="Its generation; by default the one in force.", metavar="N"
+        "--generation",
+        "-g",
+        help="Its generation; by default the one in force.",
+        metavar="N",
+        parser=common.whole(1),
     ),
 ]
 
@@ -191,10 +195,9 @@ def register(app: typer.Typer) -> None:
             int | None,
             typer.Option(
                 "--http-status",
-                min=100,
-                max=599,
                 help="The provider's HTTP status, with --failure.",
                 metavar="N",
+                parser=common.whole(100, 599),
             ),
         ] = None,
         code: Annotated[
@@ -335,6 +338,7 @@ def verb(
     command_id: str | None,
 ) -> None:
     """Send a command and show its result."""
+    common.judge("adm", name, fields)
 
     async def work(client: "Client") -> None:
         result = await send(client, session, name, key, fields, command_id)
@@ -353,6 +357,7 @@ def _fenced(
     command_id: str | None,
 ) -> None:
     key, (lease, generation) = request_key(request), fence
+    common.judge("adm", name, {"lease_id": lease or "-", "generation": generation or 1, **fields})
 
     async def work(client: "Client") -> None:
         lease_id, number = lease, generation
@@ -361,6 +366,8 @@ def _fenced(
             # A turn without a lease is refused by the fold, which says so in one way for all.
             lease_id = lease_id or (held.lease_id if held else "none")
             number = number or (held.generation if held else 1)
+            repeating.fix("--lease", lease_id)
+            repeating.fix("--generation", str(number))
         body = {"lease_id": lease_id, "generation": number, **fields}
         result = await send(client, session, name, key, body, command_id)
         lines = adm_views.result_lines(result, common.now_ms())

@@ -19,7 +19,9 @@ app = typer.Typer(
 
 CountOption = Annotated[
     int,
-    typer.Option("--count", min=100, max=1_000_000, help="How many per figure.", metavar="N"),
+    typer.Option(
+        "--count", help="How many per figure.", metavar="N", parser=common.whole(100, 1_000_000)
+    ),
 ]
 
 
@@ -58,44 +60,52 @@ def timers(
     pending: Annotated[
         int,
         typer.Option(
-            "--pending", min=100, max=10_000_000, help="How many wait at once.", metavar="N"
+            "--pending",
+            help="How many wait at once.",
+            metavar="N",
+            parser=common.whole(100, 10_000_000),
         ),
     ] = 10_000,
     rate: Annotated[
         float | None,
         typer.Option(
             "--rate",
-            min=1,
             help="How many fall due a second; by default half of what settles in this run.",
             metavar="PER_S",
+            parser=common.real(1),
         ),
     ] = None,
     lead: Annotated[
         float | None,
         typer.Option(
             "--lead",
-            min=1,
             help="Seconds from the first mint to the first deadline; by default foreseen.",
             metavar="SECONDS",
+            parser=common.real(1),
         ),
     ] = None,
     in_flight: Annotated[
         int,
         typer.Option(
-            "--in-flight", min=1, max=4_096, help="Commands under way at once.", metavar="N"
+            "--in-flight",
+            help="Commands under way at once.",
+            metavar="N",
+            parser=common.whole(1, 4_096),
         ),
     ] = 64,
     minters: Annotated[
         int,
-        typer.Option("--minters", min=1, max=16, help="How many workers mint.", metavar="N"),
+        typer.Option(
+            "--minters", help="How many workers mint.", metavar="N", parser=common.whole(1, 16)
+        ),
     ] = 1,
     stop_after: Annotated[
         float | None,
         typer.Option(
             "--stop-after",
-            min=1,
             help="Seconds after the first deadline to look; by default until all have expired.",
             metavar="SECONDS",
+            parser=common.real(1),
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -120,16 +130,18 @@ def everything(
         int,
         typer.Option(
             "--max-timers",
-            min=1_000,
-            max=10_000_000,
             help="Most deadlines pending at once; a million takes more than an hour.",
             metavar="N",
+            parser=common.whole(1_000, 10_000_000),
         ),
     ] = 10_000,
     max_turns: Annotated[
         int,
         typer.Option(
-            "--max-turns", min=100, max=1_000_000, help="Most turns queued at once.", metavar="N"
+            "--max-turns",
+            help="Most turns queued at once.",
+            metavar="N",
+            parser=common.whole(100, 1_000_000),
         ),
     ] = 100_000,
     peers: Annotated[

@@ -12,7 +12,7 @@ from schemas import tokens
 from schemas.caps import CapsPage, ImportView, ListedCap
 from schemas.results import Result
 from schemas.roles import OPERATOR_PREFIX
-from worker.cli import cap_views, common, ending, sessions
+from worker.cli import cap_views, common, ending, repeating, sessions
 from worker.cli.common import (
     AsOption,
     CommandIdOption,
@@ -77,7 +77,10 @@ def reserve(
     cap: Annotated[
         int,
         typer.Option(
-            "--cap", help="What one action may cost, in whole currency units.", metavar="AMOUNT"
+            "--cap",
+            help="What one action may cost, in whole currency units.",
+            metavar="AMOUNT",
+            parser=common.whole(1),
         ),
     ],
     mint_key: Annotated[
@@ -101,6 +104,7 @@ def reserve(
     session = sessions.session(config, nats, space, as_, as_json, timeout)
     fields = {"latest_expires_at_ms": common.instant("--expires", expires), "cap": cap}
     key = (_user(user), _mint_key(mint_key or secrets.token_hex(12)))
+    repeating.fix("MINT_KEY", key[1])
     _verb(session, "reserve", key, fields, command_id)
 
 
@@ -136,7 +140,10 @@ def authorize(
     amount: Annotated[
         int,
         typer.Option(
-            "--amount", help="What the action costs, in whole currency units.", metavar="AMOUNT"
+            "--amount",
+            help="What the action costs, in whole currency units.",
+            metavar="AMOUNT",
+            parser=common.whole(1),
         ),
     ],
     expires: Expiry,
@@ -270,7 +277,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a person's cap authorises now, and why not."""
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
     whose = _user(user)
     key = None if mint_key is None else _mint_key(mint_key)
 
@@ -289,7 +296,7 @@ def list_(
         typer.Option("--ended", help="Those that ended last, in place of those in force."),
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1000, help="Caps a page.", metavar="N")
+        int, typer.Option("--limit", help="Caps a page.", metavar="N", parser=common.whole(1, 1000))
     ] = 100,
     after_user: Annotated[
         str | None,
@@ -411,6 +418,8 @@ def _call(
 ) -> tuple[Result, float]:
     """An ok result, and when it was sent by the monotonic clock, seconds: a permit begins there."""
     from worker.client.errors import refusal
+
+    common.judge("cap", verb, fields)
 
     async def work(client: "Client") -> tuple[Result, float]:
         sent_s = time.monotonic()

@@ -5,18 +5,24 @@ Data goes to standard output, words for people to standard error.
 
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from schemas.codes import BadInput
 from schemas.strict_json import JsonObject
-from worker.showing.instants import parse_duration, parse_instant, show_duration
+from worker.cli import repeating
+from worker.showing.instants import parse_duration, parse_instant, show_duration, show_instant
 from worker.showing.text import escaped, visible
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_REAL: Final = re.compile(r"[+-]?[0-9]{1,19}(?:\.[0-9]{1,9})?")
+_N = TypeVar("_N", int, float)
 
 
 def examples(*lines: str, more: str = "") -> str:
@@ -73,10 +79,11 @@ AsOption = Annotated[
 ]
 
 
-def _command_id(given: str | None) -> str | None:
+def _command_id(context: typer.Context, given: str | None) -> str | None:
     """Refuse here what the worker would refuse, by the option's name."""
     from schemas import tokens
 
+    repeating.begin(context)
     if given is not None and not tokens.is_command_id(given):
         usage("--command-id", f"must match {tokens.COMMAND_ID_PATTERN}")
     return given
@@ -158,6 +165,48 @@ def misspelt(parameter: str, bad: BadInput) -> NoReturn:
     usage(parameter, bad.message if grammar is None else f"{article} {bad.field} {grammar}")
 
 
+def whole(least: int = 0, most: int | None = None) -> Callable[[Any], int]:
+    """Reads a whole number given as an option: digits, with a sign at most, within bounds.
+
+    Python itself would take ``1_0`` and the digits of every script; none is a slip to guess at.
+    """
+    return _number(int, _WHOLE, "a whole number", least, most)
+
+
+def real(least: float, most: float | None = None) -> Callable[[Any], float]:
+    """Reads a number given as an option, with a fraction or without, within bounds."""
+    return _number(float, _REAL, "a number", least, most)
+
+
+def _number(
+    make: type[_N], pattern: re.Pattern[str], what: str, least: float, most: float | None
+) -> Callable[[Any], _N]:
+    def read(given: Any) -> _N:
+        if not isinstance(given, str):
+            return make(given)  # a default
+        if pattern.fullmatch(given) is None:
+            raise typer.BadParameter(f"must be {what}")
+        number = make(given)
+        if number < least:
+            raise typer.BadParameter(f"must be at least {least}")
+        if most is not None and number > most:
+            raise typer.BadParameter(f"must be at most {most}")
+        return number
+
+    return read
+
+
+def judge(plane: str, verb: str, fields: Mapping[str, Any]) -> None:
+    """Judge a command's body here, before anything is sent.
+
+    Raises:
+        BadInput: It is not what the contract says; the field is named.
+    """
+    from schemas.commands import BODIES
+
+    BODIES[plane, verb].from_object({"v": 1, **fields})
+
+
 def duration(parameter: str, text: str, *, least_ms: int = 1) -> int:
     """Milliseconds of a duration given as an option."""
     try:
@@ -172,9 +221,11 @@ def duration(parameter: str, text: str, *, least_ms: int = 1) -> int:
 def instant(parameter: str, text: str) -> int:
     """Milliseconds of an instant given as an option; ``+`` counts from this machine's now."""
     try:
-        return parse_instant(text, now_ms())
+        at_ms = parse_instant(text, now_ms())
     except ValueError as error:
         usage(parameter, str(error))
+    repeating.fix(parameter, show_instant(at_ms))
+    return at_ms
 
 
 def now_ms() -> int:

@@ -9,7 +9,7 @@ import typer
 from schemas.codes import BadInput
 from schemas.subjects import Checkpoint, Speaker
 from schemas.views import CheckpointView
-from worker.cli import common, cp_views, ending, sessions
+from worker.cli import common, cp_views, ending, repeating, sessions
 from worker.cli.common import (
     AsOption,
     CommandIdOption,
@@ -146,6 +146,7 @@ def mint(
     elif text is not None or choice:
         common.usage("--title", "is needed with --text and --choice")
     target = _target(endpoint, token or secrets.token_hex(8))
+    repeating.fix("TOKEN", target.token)
     _verb(session, "mint", target, fields, command_id, wait, wait_timeout)
 
 
@@ -161,6 +162,7 @@ def heartbeat(
             "-g",
             metavar="N",
             help="The generation being extended; the one in force now if absent.",
+            parser=common.whole(1),
         ),
     ] = None,
     wait: WaitFlag = False,
@@ -292,7 +294,7 @@ def show(
 
     Its title, prompt and answer are shown to its minter, its holder and operators only.
     """
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
 
     async def work(client: "Client") -> None:
@@ -319,7 +321,8 @@ def list_(
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1000, help="Items a page.", metavar="N")
+        int,
+        typer.Option("--limit", help="Items a page.", metavar="N", parser=common.whole(1, 1000)),
     ] = 100,
     cursor: Annotated[
         str | None,
@@ -336,7 +339,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """List waiting checkpoints."""
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
     before = common.instant("--due", due) if due else None
     if endpoint is not None:
         try:
@@ -379,7 +382,7 @@ def wait(
 
     Exit code 0 if it was resumed, 3 if it expired, 124 if it still waits after --wait-timeout.
     """
-    session = sessions.session(config, nats, space, as_, as_json, timeout)
+    session = sessions.looking(config, nats, space, as_, as_json, timeout)
     target = _target(endpoint, token)
     wait_ms = _wait_ms(wait_timeout or timeout)
 
@@ -400,12 +403,14 @@ def _verb(
 ) -> None:
     from worker.client.errors import refusal
 
+    common.judge("cp", verb, {"generation": 1, **fields} if verb == "heartbeat" else fields)
     wait_ms = _wait_ms(wait_timeout)
 
     async def work(client: "Client") -> int:
         if verb == "heartbeat" and "generation" not in fields:
             detail = await client.cp.show(target.endpoint, target.token)
             fields["generation"] = detail.checkpoint.generation
+            repeating.fix("--generation", str(fields["generation"]))
         key = (target.wire_endpoint, target.token)
         result = await client.send("cp", verb, key, fields, command_id=command_id)
         lines = cp_views.result_lines(target, result, common.now_ms())

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from schemas.codes import BadInput, Code
 from schemas.strict_json import JsonObject
+from worker.cli import repeating
 from worker.errors import StartRefused, TidegateError
 
 T = TypeVar("T")
@@ -110,13 +111,26 @@ _HINTS: Final[Mapping[str, str]] = {
     "or TIDEGATE_NATS_CREDS_FILE",
     "nobody-there": "is --space right (TIDEGATE_SPACES)? tidegate doctor says what is there",
     "minting-paused": "tidegate cap minting on",
-    "outcome-unknown": "the same command with --command-id and that id is carried out once",
 }
 
 
 def hint(error: TidegateError | BadInput) -> str | None:
     """What a person may do about an error, where the error itself cannot know."""
+    if (again := _asked_again(error)) and (line := repeating.line(again)):
+        return f"carried out once, however often it is asked: {line}"
     return _HINTS.get(error.reason)
+
+
+def _asked_again(error: TidegateError | BadInput) -> str | None:
+    """The command id under which asking again tells the outcome, or may change it."""
+    from worker.client import errors as client_errors
+
+    match error:
+        case client_errors.CallTimeout():
+            return error.command_id
+        case client_errors.Refused() if error.retryable:
+            return error.result.command_id or None
+    return None
 
 
 def error_object(error: TidegateError | BadInput) -> JsonObject:
@@ -144,4 +158,5 @@ def error_object(error: TidegateError | BadInput) -> JsonObject:
     if isinstance(error, client_errors.CallTimeout):
         shown["command_id"] = error.command_id
         shown["error"]["retryable"] = True
+        shown["repeat"] = repeating.arguments(error.command_id)
     return shown

@@ -50,7 +50,7 @@ def rotate(
             "--from",
             help="Rotate only if this version is in force; repeating the command is then safe.",
             metavar="VERSION",
-            min=1,
+            parser=common.whole(1),
         ),
     ] = None,
     as_json: JsonFlag = False,

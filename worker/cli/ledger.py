@@ -55,7 +55,7 @@ def show_digest(
 
     Replicas that have folded up to the same sequence have equal digests.
     """
-    session = _session(config, nats, space, as_, as_json)
+    session = sessions.operators(config, nats, space, as_, as_json, None)
     if file is None:
         found = _asked(session, "digest", {})
     else:
@@ -145,7 +145,7 @@ def list_snapshots(
     as_json: JsonFlag = False,
 ) -> None:
     """List the snapshots, the newest first."""
-    session = _session(config, nats, space, as_, as_json)
+    session = sessions.operators(config, nats, space, as_, as_json, None)
     found = _asked(session, "snapshots", {})
     head = ("NAME", "EPOCH", "WATERMARK", "BYTES", "DIGEST")
     rows = [
@@ -199,7 +199,9 @@ def prune(
 
 @app.command()
 def ruleset(
-    version: Annotated[int, typer.Argument(help="The ruleset to activate.", min=1, metavar="N")],
+    version: Annotated[
+        int, typer.Argument(help="The ruleset to activate.", metavar="N", parser=common.whole(1))
+    ],
     force: Annotated[
         bool,
         typer.Option(

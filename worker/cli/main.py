@@ -1,5 +1,6 @@
 """The command ``tidegate``: what there is, and what each error means to a shell."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -70,7 +71,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from worker.version import version
 
-        print(f"tidegate {version()}")
+        common.emit({}, False, f"tidegate {version()}")
         raise typer.Exit
 
 
@@ -102,6 +103,11 @@ def run() -> None:
     except ending.Ended as ended:
         sys.exit(128 + ended.number)
     except BrokenPipeError:
+        common.discard_output()
+        sys.exit(ending.FAILED)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        common.say(f"tidegate: {where}{os.strerror(error.errno or 0)}")
         common.discard_output()
         sys.exit(ending.FAILED)
 

@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
                 help="Port of /livez, /readyz and /metrics; 0 turns them off. By default "
                 "TIDEGATE_HEALTH_PORT, 0.",
                 metavar="PORT",
+                parser=common.whole(0, 65_535),
             ),
         ] = None,
         wheel: Annotated[

@@ -44,17 +44,16 @@ def register(app: typer.Typer) -> None:
             _write(write)
             return
         if names:
-            for entry in CATALOG.values():
-                print(entry.name)
+            common.emit({}, False, [entry.name for entry in CATALOG.values()])
             return
         if name is None:
             schemas = {entry.name: entry.schema() for entry in CATALOG.values()}
-            print(json.dumps({"v": 1, "messages": schemas}, indent=2))
+            common.emit({}, False, json.dumps({"v": 1, "messages": schemas}, indent=2))
             return
         found = CATALOG.get(name)
         if found is None:
             common.usage("NAME", f"no message is called {name}; see: tidegate schema --names")
-        print(json.dumps(found.schema(), indent=2))
+        common.emit({}, False, json.dumps(found.schema(), indent=2))
 
 
 def _write(folder: Path) -> None:

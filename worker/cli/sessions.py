@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from schemas.codes import BadInput
 from schemas.roles import OPERATOR_PREFIX
 from schemas.subjects import Speaker
-from worker.cli import common, ending
+from worker.cli import common, ending, repeating
 
 if TYPE_CHECKING:
     from worker.bus.connection import Connection
@@ -30,6 +30,7 @@ class Session:
         as_json: Whether ``--json`` was given.
         timeout_ms: How long to wait for a result.
         operates: Whether only an operator may use the command.
+        looks: Whether it only looks, so that no life of its speaker needs to be kept.
     """
 
     loaded: "Loaded"
@@ -38,6 +39,7 @@ class Session:
     as_json: bool
     timeout_ms: int
     operates: bool = False
+    looks: bool = False
 
     @asynccontextmanager
     async def client(self) -> "AsyncIterator[Client]":
@@ -57,6 +59,7 @@ class Session:
         async with client:
             if self.speaker is None:
                 client.speaker = await self._known_to_broker(client)
+            repeating.speaks(client.speaker)
             yield client
 
     async def _known_to_broker(self, client: "Client") -> Speaker:
@@ -68,7 +71,8 @@ class Session:
         may = rights.principals_of(found, client.names) if found else ()
         if self.operates and (OPERATOR_PREFIX in may or not may):
             return _life_of(settings, OPERATOR_PREFIX)
-        return _life_of(settings, may[0] if may else _broker_user(settings))
+        name = may[0] if may else _broker_user(settings)
+        return _life_of(settings, name, kept=not self.looks)
 
 
 def session(
@@ -80,6 +84,7 @@ def session(
     timeout: str | None,
     *,
     operates: bool = False,
+    looks: bool = False,
 ) -> Session:
     """Read settings and identity.
 
@@ -96,13 +101,26 @@ def session(
     return Session(
         loaded=loaded,
         space=space or settings.spaces[0],
-        speaker=_speaker(settings, as_, operates=operates),
+        speaker=_speaker(settings, as_, operates=operates, kept=not looks),
         as_json=as_json,
         timeout_ms=settings.timeout_ms
         if timeout is None
         else common.duration("--timeout", timeout),
         operates=operates,
+        looks=looks,
     )
+
+
+def looking(
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    """A session of somebody who only looks: no identity is made for it."""
+    return session(config, nats, space, as_, as_json, timeout, looks=True)
 
 
 def operators(
@@ -133,7 +151,9 @@ def load_settings(flags: dict[str, Any], config: Path | None) -> "Loaded":
     return loaded
 
 
-def _speaker(settings: "Settings", as_: str | None, *, operates: bool) -> Speaker | None:
+def _speaker(
+    settings: "Settings", as_: str | None, *, operates: bool, kept: bool
+) -> Speaker | None:
     if as_ is not None:
         principal, dot, uid = as_.partition(".")
         if dot:
@@ -147,30 +167,30 @@ def _speaker(settings: "Settings", as_: str | None, *, operates: bool) -> Speake
 
         if not tokens.is_principal(principal):
             common.usage("--as", f"a principal matches {tokens.NAME_PATTERN}")
-        return _life_of(settings, principal)
+        return _life_of(settings, principal, kept=kept)
     if settings.principal:
-        return _life_of(settings, settings.principal)
+        return _life_of(settings, settings.principal, kept=kept)
     if _signs_in(settings):
         return None
-    return _one_life(OPERATOR_PREFIX) if operates else _life_of(settings, None)
+    return _one_life(OPERATOR_PREFIX) if operates else _life_of(settings, None, kept=kept)
 
 
-def _life_of(settings: "Settings", principal: str | None) -> Speaker:
+def _life_of(settings: "Settings", principal: str | None, *, kept: bool = True) -> Speaker:
     """The life of a principal, or of the default one, that is kept here; a new one is kept.
 
-    A reserved name gets a new one each time: nothing is ever held by it.
+    A reserved name gets a new one each time, and so does who only looks: nothing is held by them.
     """
     from worker import identity
 
-    kept = identity.find(settings.data_dir, principal)
-    if kept is None:
+    found = identity.find(settings.data_dir, principal)
+    if found is None:
         name = principal or _local_user()
-        if name.startswith(identity.RESERVED):
+        if name.startswith(identity.RESERVED) or not kept:
             return _one_life(name)
-        kept = identity.init(settings.data_dir, name, identity.new_uid())
-        if kept.created:
-            common.say(f"tidegate: made an identity for {kept.speaker.principal} in {kept.path}")
-    return kept.speaker
+        found = identity.init(settings.data_dir, name, identity.new_uid())
+        if found.created:
+            common.say(f"tidegate: made an identity for {found.speaker.principal} in {found.path}")
+    return found.speaker
 
 
 def _one_life(principal: str) -> Speaker:

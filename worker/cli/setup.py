@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
                 "--replicas",
                 help="Replicas of each stream, 1 or 3; by default TIDEGATE_REPLICAS, 1.",
                 metavar="N",
+                parser=common.whole(1),
             ),
         ] = None,
         print_conf: Annotated[
@@ -81,7 +82,7 @@ def register(app: typer.Typer) -> None:
         settings = sessions.load_settings(flags, config).settings
         if print_conf:
             wanted = _conf(settings, endpoints or ["runs"], persons or ["alice"], hosts)
-            print(wanted, end="")
+            common.emit({}, False, wanted.removesuffix("\n"))
             return
         if endpoints or persons or hosts:
             common.usage("--endpoint", "--endpoint, --person and --host go with --print-conf")

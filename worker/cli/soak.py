@@ -18,20 +18,25 @@ def register(app: typer.Typer) -> None:
             float,
             typer.Option(
                 "--minutes",
-                min=0.05,
-                max=100_000,
                 help="How long; drift is judged from ten minutes on.",
                 metavar="MINUTES",
+                parser=common.real(0.05, 100_000),
             ),
         ] = 10.0,
         rate: Annotated[
             float,
             typer.Option(
-                "--rate", min=0.1, max=1_000, help="Stories begun a second.", metavar="PER_S"
+                "--rate",
+                help="Stories begun a second.",
+                metavar="PER_S",
+                parser=common.real(0.1, 1_000),
             ),
         ] = 9.0,
         seed: Annotated[
-            int, typer.Option("--seed", min=0, help="Where chance comes from.", metavar="N")
+            int,
+            typer.Option(
+                "--seed", help="Where chance comes from.", metavar="N", parser=common.whole(0)
+            ),
         ] = 1,
         as_json: JsonFlag = False,
     ) -> None:

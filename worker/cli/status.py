@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
         as_json: JsonFlag = False,
     ) -> None:
         """Show whether a worker serves a space, and how it is."""
-        session = sessions.session(
+        session = sessions.looking(
             config=config, nats=nats, space=space, as_=as_, as_json=as_json, timeout=timeout
         )
 

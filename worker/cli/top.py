@@ -40,7 +40,10 @@ def register(app: typer.Typer) -> None:
         limit: Annotated[
             int,
             typer.Option(
-                "--limit", min=1, max=1000, help="Checkpoints and caps to ask for.", metavar="N"
+                "--limit",
+                help="Checkpoints and caps to ask for.",
+                metavar="N",
+                parser=common.whole(1, 1000),
             ),
         ] = 100,
         as_: AsOption = None,
