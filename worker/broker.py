@@ -13,14 +13,14 @@ from schemas.codes import Code
 from worker import files
 from worker.bus.options import ConnectOptions, TlsOptions
 from worker.bus.urls import ServerUrl
-from worker.errors import TidegateError
+from worker.errors import ClientError
 from worker.settings import Settings
 
 FILE_NAME = "broker.json"
 _ONE_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 
 
-class NoBroker(TidegateError):
+class NoBroker(ClientError):
     """No broker is configured: set TIDEGATE_NATS_URL (or --nats), or start one: tidegate run."""
 
     code = Code.FAILED_PRECONDITION

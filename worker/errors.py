@@ -25,6 +25,14 @@ class TidegateError(Exception):
         return str(self)
 
 
+class ClientError(TidegateError):
+    """A call did not end as asked: whatever a client program may meet while it runs.
+
+    Refusals, timeouts, a broker that is away or refuses us, no broker at all: who catches this has
+    caught them all. Only an argument that cannot be (``BadInput``) is another kind.
+    """
+
+
 class StartRefused(TidegateError):
     """The worker will not start like this; the message says what to do."""
 

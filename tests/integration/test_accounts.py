@@ -740,14 +740,38 @@ def test_commands_speak_as_whom_their_login_may(production: Production, tmp_path
         (Role.MINTER, f"cp mint {ENDPOINT} speaks-by-itself -d +1h"),
         (Role.OPERATOR, f"cp repair {ENDPOINT} speaks-by-itself"),
         (Role.OBSERVER, "adm leases"),
+        (Role.OBSERVER, "ledger digest"),
+        (Role.OBSERVER, "ledger snapshots"),
+        (Role.OPERATOR, "ledger digest"),
+        (Role.WORKER, "ledger digest"),
         (Role.WITNESS, "status"),
         (Role.WORKER, "status"),
     ):
         done = shell(production, role, user, arguments)
         assert done.returncode == 0, f"{role} {arguments}: {done.stderr}"
     kept = {path.stem for path in user.rglob("*.json")}
-    assert kept == {"identity", "observer"}
+    assert kept == {"identity"}, "who only looks keeps none"
     assert '"minter"' in (user / "identity.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments", "words"),
+    [
+        (Role.WORKER, f"cp mint {ENDPOINT} one -d +1h", "log in as a minter"),
+        (Role.OBSERVER, f"cap stop {PERSON}", "log in as a delegate or an operator"),
+        (Role.MINTER, "adm queue", "log in as a connector or an observer or an operator"),
+        (Role.DELEGATE, "cap list", "log in as an observer or an operator"),
+    ],
+)
+def test_a_login_that_may_not_is_told_whose_may(
+    production: Production, tmp_path: Path, role: Role, arguments: str, words: str
+) -> None:
+    refused = shell(production, role, tmp_path / "user", arguments)
+    assert refused.returncode == 3, refused.stderr
+    plane, verb, *_ = arguments.split()
+    assert f"user {GRANTS[role].name} may not {plane} {verb}" in refused.stderr
+    assert words in refused.stderr
+    assert f".{NAMES.space}." not in refused.stderr, "a subject says nothing to a person"
 
 
 def test_whoever_has_the_workers_login_proves_and_keeps_the_ledger(

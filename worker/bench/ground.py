@@ -24,7 +24,6 @@ from worker import identity
 from worker.bus import conf
 from worker.bus.connection import Connection
 from worker.bus.embedded import EmbeddedServer
-from worker.bus.errors import BusError
 from worker.bus.jetstream import JetStream
 from worker.bus.options import ConnectOptions
 from worker.client import Client, ClientError
@@ -384,6 +383,6 @@ def _processor_s(pid: int) -> float:
 async def _is_ready(client: Client) -> bool:
     try:
         answer = await client.query("sys", "status", {}, timeout_ms=500)
-    except (ClientError, BusError):
+    except ClientError:
         return False
     return bool(answer.data.get("ready"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from schemas.codes import Code
-from worker.errors import TidegateError
+from worker.errors import ClientError
 
 NO_MESSAGE: Final = 10037
 """Nothing is stored on the subject or at the sequence: the only proof of absence."""
@@ -42,7 +42,7 @@ SERVICE_UNAVAILABLE: Final = 503
 """The ``code`` of every API error that means "not now"."""
 
 
-class BusError(TidegateError):
+class BusError(ClientError):
     """The broker did not do what was asked.
 
     Attributes:

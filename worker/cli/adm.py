@@ -533,7 +533,7 @@ def leases(
     as_json: JsonFlag = False,
 ) -> None:
     """List the seats that are held, and what would free each."""
-    session = sessions.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.watching(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         page = await client.adm.leases(limit=limit, after_request_id=after)
@@ -560,7 +560,7 @@ def recoverable(
     as_json: JsonFlag = False,
 ) -> None:
     """List seats and debts that evidence could free, and how."""
-    session = sessions.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.watching(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         page = await client.adm.recoverable(host=host, limit=limit, after_request_id=after)
@@ -591,7 +591,7 @@ def events(
     as_json: JsonFlag = False,
 ) -> None:
     """Show a page of the journal; it names no request."""
-    session = sessions.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.watching(config, nats, space, as_, as_json, timeout)
 
     async def work(client: "Client") -> None:
         page = await client.adm.events(after=after, limit=limit)

@@ -313,7 +313,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """List the caps in force, by person, or those that ended last."""
-    session = sessions.operators(config, nats, space, as_, as_json, timeout)
+    session = sessions.watching(config, nats, space, as_, as_json, timeout)
     if ended and (after_user or all_):
         common.usage("--ended", "what ended has one page: not with --after-user or --all")
     start = None if after_user is None else _user(after_user)

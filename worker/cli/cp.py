@@ -441,12 +441,11 @@ async def _settlement(client: "Client", session: Session, target: Checkpoint, wa
 
 async def _answer_of(client: "Client", target: Checkpoint) -> dict[str, Any] | None:
     """The filed answer, if this speaker may read it."""
-    from worker.bus.errors import BusError
     from worker.client import ClientError
 
     try:
         detail = await client.cp.show(target.endpoint, target.token)
-    except (ClientError, BusError):
+    except ClientError:
         return None
     return detail.answer
 

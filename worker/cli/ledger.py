@@ -55,7 +55,7 @@ def show_digest(
 
     Replicas that have folded up to the same sequence have equal digests.
     """
-    session = sessions.operators(config, nats, space, as_, as_json, None)
+    session = sessions.watching(config, nats, space, as_, as_json, None)
     if file is None:
         found = _asked(session, "digest", {})
     else:
@@ -145,7 +145,7 @@ def list_snapshots(
     as_json: JsonFlag = False,
 ) -> None:
     """List the snapshots, the newest first."""
-    session = sessions.operators(config, nats, space, as_, as_json, None)
+    session = sessions.watching(config, nats, space, as_, as_json, None)
     found = _asked(session, "snapshots", {})
     head = ("NAME", "EPOCH", "WATERMARK", "BYTES", "DIGEST")
     rows = [

@@ -123,6 +123,18 @@ def looking(
     return session(config, nats, space, as_, as_json, timeout, looks=True)
 
 
+def watching(
+    config: Path | None,
+    nats: str | None,
+    space: str | None,
+    as_: str | None,
+    as_json: bool,
+    timeout: str | None,
+) -> Session:
+    """A session of somebody who only looks, at what an operator or an observer may see."""
+    return session(config, nats, space, as_, as_json, timeout, operates=True, looks=True)
+
+
 def operators(
     config: Path | None,
     nats: str | None,

@@ -1,6 +1,9 @@
 """The async client: ``async with Client(url, speaker, space) as client``."""
 
+from schemas.codes import BadInput
 from schemas.envelope import traceparent_of
+from worker.broker import NoBroker
+from worker.bus.errors import BusError, Denied, Unauthenticated, Unavailable
 from worker.client.caps import Authorization, Capped
 from worker.client.checkpoints import NO_ANSWER, Outcome, Page, Repaired
 from worker.client.core import Client, new_command_id
@@ -19,17 +22,23 @@ __all__ = [
     "NO_ANSWER",
     "Answer",
     "Authorization",
+    "BadInput",
+    "BusError",
     "CallTimeout",
     "Capped",
     "Client",
     "ClientError",
+    "Denied",
     "Failed",
+    "NoBroker",
     "NobodyThere",
     "Outcome",
     "Page",
     "QueryTimeout",
     "Refused",
     "Repaired",
+    "Unauthenticated",
+    "Unavailable",
     "context_of",
     "new_command_id",
     "traceparent_of",

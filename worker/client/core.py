@@ -21,6 +21,7 @@ from schemas.model import Closed
 from schemas.names import Names
 from schemas.repeats import JUDGED_ANEW
 from schemas.results import Error, Result
+from schemas.roles import QUERY_ROLES, VERB_ROLES, Role
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
 from worker import logs, tracing
@@ -225,6 +226,8 @@ class Client:
             async with asyncio.timeout((timeout_ms or self.timeout_ms) / 1000):
                 await self._listen()
                 return await self._carry_out(sent, pending)
+        except Denied as denied:
+            raise self._not_allowed(plane, verb, VERB_ROLES, denied) from denied
         except TimeoutError:
             raise CallTimeout(command_id, stored=bool(pending.seqs)) from None
         finally:
@@ -259,6 +262,8 @@ class Client:
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 reply = await self._ask(subject, strict_json.dumps(value), wait_ms)
+        except Denied as denied:
+            raise self._not_allowed(plane, name, QUERY_ROLES, denied) from denied
         except (TimeoutError, Unknown):
             raise QueryTimeout(f"no worker answered {plane}.{name} in time") from None
         return _answer(reply)
@@ -283,6 +288,19 @@ class Client:
         """
         self._on_lost = listener
         await self._listen()
+
+    def _not_allowed(
+        self, plane: str, verb: str, who_may: Mapping[tuple[str, str], frozenset[Role]], why: Denied
+    ) -> Denied:
+        """Who may not do what, and whose login may; the broker names only a subject."""
+        login = f"user {self._options.user}" if self._options.user else "this login"
+        roles = sorted(who_may.get((plane, verb), ()))
+        whose = " or ".join(f"{'an' if role[0] in 'aeiou' else 'a'} {role}" for role in roles)
+        return Denied(
+            f"{login} may not {plane} {verb} as {self.speaker.principal}"
+            + (f"; log in as {whose} with rights for it" if whose else ""),
+            subject=why.subject,
+        )
 
     async def _ask(self, subject: str, data: bytes, wait_ms: int) -> Msg:
         patience = _Patience(min(PATIENCE_MS, wait_ms // 2))

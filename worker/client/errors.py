@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from schemas.codes import Code
 from schemas.results import Result
 from schemas.strict_json import JsonObject
-from worker.errors import TidegateError
+from worker.errors import ClientError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,6 @@ class Answer:
 
     outcome: str
     data: JsonObject
-
-
-class ClientError(TidegateError):
-    """A call did not end as asked."""
 
 
 class Refused(ClientError):

@@ -17,7 +17,6 @@ from worker import identity
 from worker.bus import conf
 from worker.bus.connection import Connection
 from worker.bus.embedded import EmbeddedServer
-from worker.bus.errors import BusError
 from worker.bus.options import ConnectOptions
 from worker.client import Client, ClientError
 from worker.errors import TidegateError
@@ -115,7 +114,7 @@ class Stage:
         until = time.monotonic() + READY_S
         async with self.client("_op-demo") as client:
             while time.monotonic() < until and self._worker.returncode is None:
-                with contextlib.suppress(ClientError, BusError):
+                with contextlib.suppress(ClientError):
                     if (await client.status(timeout_ms=500))["ready"]:
                         return
                 await asyncio.sleep(POLL_S)

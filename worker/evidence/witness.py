@@ -16,7 +16,7 @@ from schemas.codes import Code
 from schemas.commands.sys import witness_of
 from schemas.subjects import Speaker
 from worker import broker, logs
-from worker.bus.errors import BusError, Denied, Unavailable
+from worker.bus.errors import Denied, Unavailable
 from worker.client import Client, ClientError
 from worker.errors import TidegateError
 from worker.evidence.ports import ClientPort
@@ -148,7 +148,7 @@ class Witness:
                 "user in nats.conf: TIDEGATE_HOST or --host",
                 subject=denied.subject,
             ) from denied
-        except (TimeoutError, ClientError, BusError):
+        except (TimeoutError, ClientError):
             return  # Nobody answers now; that is waited for.
 
     def _client(self, space: str) -> Client:

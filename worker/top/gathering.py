@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 from schemas.caps import CapsPage
 from schemas.subjects import Checkpoint
 from schemas.views import CheckpointView
-from worker.bus.errors import BusError, Denied
+from worker.bus.errors import Denied
 from worker.client import Client, ClientError, Refused
 from worker.top.look import Look, Rates, Waiting
 from worker.top.rates import Meter
@@ -58,7 +58,7 @@ class Gatherer:
                 )
             except Refused as refused:
                 unseen[what] = refused.message
-            except (ClientError, BusError) as error:
+            except ClientError as error:
                 unseen[what] = error.message
             return None
 
@@ -116,7 +116,7 @@ class Gatherer:
                     detail = await self._client.cp.show(
                         item.endpoint, item.token, timeout_ms=ANSWER_MS
                     )
-                except (ClientError, BusError):
+                except ClientError:
                     return ""
             found = "" if detail.prompt is None else str(detail.prompt.get("title") or "")
             self._titles[target] = found
