@@ -18,7 +18,7 @@ from schemas.names import Names
 from schemas.results import Accepted, Verdict
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker
-from worker import broker, descriptors, files, identity, logs
+from worker import broker, descriptors, files, identity, lastword, logs
 from worker.bus.connection import Connection
 from worker.bus.errors import Denied, TlsRefused, Unauthenticated, Unavailable
 from worker.bus.options import ConnectOptions
@@ -169,7 +169,7 @@ class Worker:
         """
         directory = self._settings.data_dir
         try:
-            self._lock = files.hold(directory / "worker.lock")
+            self._lock = files.hold(directory / lastword.LOCK_NAME)
             self._id = identity.replica_id(directory)
         except OSError as error:
             raise StartRefused(

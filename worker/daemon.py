@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from worker import logs, tracing
+from worker import lastword, logs, tracing
 from worker.app import FAILED, PlaneFactory, Worker
 from worker.errors import StartRefused
 from worker.settings import Settings
@@ -34,12 +34,14 @@ def run(settings: Settings, planes: PlaneFactory) -> int:
         StartRefused: If the worker must not start like this.
     """
     code = FAILED
+    lastword.take_back(settings.data_dir)
     tracing.start(os.environ)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             code = runner.run(_serve(settings, planes))
-    except StartRefused:
+    except StartRefused as refused:
         code = REFUSED
+        lastword.leave(settings.data_dir, refused.message, time.time_ns() // 1_000_000)
         raise
     finally:
         tracing.stop()

@@ -38,6 +38,12 @@ class BadIdentity(TidegateError):
     reason = "bad-identity"
 
 
+class NoName(BadIdentity):
+    """A principal matches [A-Za-z0-9_-]{1,64}."""
+
+    code = Code.BAD_REQUEST
+
+
 class OpenToOthers(BadIdentity):
     """Others may read the file, and so speak as its owner."""
 
@@ -118,7 +124,7 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
     try:
         speaker = Speaker(principal, uid)
     except BadInput:
-        raise BadIdentity("a principal matches [A-Za-z0-9_-]{1,64}") from None
+        raise NoName from None
     content = json.dumps({"v": 1, "principal": speaker.principal, "uid": speaker.uid}) + "\n"
     # Read once a round: were it read again to choose the place, one that came meanwhile would make
     # a second identity of the same principal.
@@ -166,7 +172,7 @@ def replica_id(data_dir: Path, random_bytes: Callable[[int], bytes] = secrets.to
 
 def _path_of(data_dir: Path, principal: str) -> Path:
     if not tokens.is_principal(principal):
-        raise BadIdentity("a principal matches [A-Za-z0-9_-]{1,64}")
+        raise NoName
     return data_dir / "identities" / f"{principal}.json"
 
 

@@ -6,6 +6,7 @@ settings file of ``NAME=value`` lines (``--config FILE`` or ``TIDEGATE_CONFIG``)
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -31,6 +39,7 @@ from worker.errors import TidegateError
 
 PREFIX: Final = "TIDEGATE_"
 CONFIG_VARIABLE: Final = "TIDEGATE_CONFIG"
+_DIGITS: Final = re.compile(r"[+-]?[0-9]{1,19}")
 HIDDEN: Final = "********"
 NO_HOME: Final = "this user has no home: neither HOME nor an entry among the users"
 
@@ -161,9 +170,6 @@ class Settings(BaseSettings):
     log_keep_ms: Annotated[int, Field(ge=0, le=315_360_000_000)] = Field(
         0, description="How long commands stay in the log below a snapshot, ms; 0 keeps them all."
     )
-    permit_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(
-        2_000, description="How long an authorization may be acted on, ms; used by setup."
-    )
     principal: str | None = Field(
         None,
         description="Who commands of the command line speak as; by default the one whom the "
@@ -172,6 +178,15 @@ class Settings(BaseSettings):
     timeout_ms: Milliseconds = Field(
         10_000, description="How long commands of the command line wait for a result, ms."
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_digits(cls, value: object, info: ValidationInfo) -> object:
+        """Not ``1_0``, nor the digits of other scripts, which Python would read as numbers."""
+        whole = cls.model_fields[info.field_name or ""].annotation is int
+        if whole and isinstance(value, str) and _DIGITS.fullmatch(value.strip()) is None:
+            raise ValueError("must be a whole number")
+        return value
 
     @field_validator("spaces", mode="before")
     @classmethod

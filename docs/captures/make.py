@@ -161,7 +161,7 @@ def wait_ready(env: dict[str, str]) -> None:
         done = subprocess.run(  # noqa: S603 - our own command
             [*TIDEGATE, "status", "--json"], env=env, capture_output=True, check=False
         )
-        if done.returncode == 0 and json.loads(done.stdout)["ready"]:
+        if done.returncode == 0 and json.loads(done.stdout)["data"]["ready"]:
             return
         time.sleep(0.2)
     raise SystemExit("the worker did not get ready")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import command, environment
+from tests.support.process import command, data_of, environment
 
 
 @pytest.mark.bench
@@ -14,7 +14,7 @@ def test_admission_is_measured_beside_the_raw_broker(tmp_path: Path) -> None:
     env = environment(data_dir=tmp_path)
     done = command(["bench", "admission", "--count", "200", "--json"], env, timeout_s=380)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = data_of(done.stdout)
     print(json.dumps(figures, indent=1))
     for mode in ("always", "default"):
         assert all(figures[mode][name] > 0 for name in ("turns_per_s", "enqueued_per_s"))

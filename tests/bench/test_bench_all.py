@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import command, environment
+from tests.support.process import command, data_of, environment
 
 
 @pytest.mark.bench
@@ -14,7 +14,7 @@ def test_pending_timers_are_small_listed_whole_and_expire_once(tmp_path: Path) -
     arguments = ["bench", "timers", "--pending", "10000", "--json"]
     done = command(arguments, environment(data_dir=tmp_path), timeout_s=580)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = data_of(done.stdout)
     print(json.dumps(figures, indent=1))
     assert figures["pending"] == figures["asked"] == 10_000
     assert figures["worker_bytes_per_timer"] <= 1_536
@@ -35,7 +35,7 @@ def test_everything_is_measured_with_durability_bound_and_ceiling(tmp_path: Path
     env = environment(data_dir=tmp_path)
     done = command(["bench", "all", *counts, "--json"], env, timeout_s=1_180)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = data_of(done.stdout)
     rows = {row["name"]: row for row in figures["figures"]}
     assert len(rows) > 30
     assert all(row["value"] > 0 and row["durability"] and row["bound"] for row in rows.values())

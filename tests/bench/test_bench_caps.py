@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import command, environment
+from tests.support.process import command, data_of, environment
 
 RATES = (
     "raw_publish_per_s",
@@ -23,7 +23,7 @@ def test_caps_are_measured_beside_the_raw_broker_and_plain_sqlite(tmp_path: Path
     env = environment(data_dir=tmp_path)
     done = command(["bench", "caps", "--count", "300", "--json"], env, timeout_s=380)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = data_of(done.stdout)
     print(json.dumps(figures, indent=1))
     for mode in ("always", "default"):
         one = figures[mode]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.process import WorkerProcess, command, environment
+from tests.support.process import WorkerProcess, command, data_of, environment
 from tests.support.space import Space
 from worker.evidence.identity import identify
 from worker.evidence.procfs import LinuxProc
@@ -35,8 +35,10 @@ class Shell:
         return done.stdout
 
     def json(self, *arguments: str, code: int = 0, stdin: str | None = None) -> dict[str, Any]:
+        """A command\'s result, or what a query answers; the envelope is the same."""
         value: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code, stdin=stdin))
-        return value
+        answers = value["status"] == "ok" and "command_id" not in value
+        return data_of(json.dumps(value)) if answers else value
 
     def enqueue(self, request: str, *more: str, code: int = 0) -> dict[str, Any]:
         fixed = ("--agent", f"agent-{request}", "--provider", "acme", "--model", "m1")
@@ -55,7 +57,7 @@ OP = ("--as", "_op.oooooooooooooooooooooooooo")
 def test_a_turn_from_queue_to_end(shell: Shell) -> None:
     claimed = shell.json("policy", "--claim", "1", "--max-active-turns", "1", *OP)
     assert (claimed["outcome"], claimed["data"]["policy"]["max_active_turns"]) == ("claimed", 1)
-    seated = shell.enqueue("r1", "--wait")
+    seated = shell.enqueue("r1", "--wait")["data"]
     assert (seated["state"], seated["lease"]["generation"]) == ("admitted", 1)
     assert shell.enqueue("r2")["outcome"] == "queued"
     assert shell.enqueue("r2")["outcome"] == "idempotent"

@@ -1,7 +1,6 @@
 """Starting: what is waited for, what is refused in one sentence, what an own broker does."""
 
 import asyncio
-import json
 import os
 import signal
 import stat
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.names import Names, kv_stream
-from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.process import WorkerProcess, command, data_of, environment, space_environment
 from tests.support.proxy import proxy_to
 from tests.support.running import running
 from tests.support.server import Server
@@ -220,7 +219,7 @@ def test_without_a_broker_it_starts_one_and_sets_up_the_space(own_broker: OwnBro
     minted = command(["cp", "mint", "build", "one", "-d", "+1h", "--json"], own_broker.env)
     assert minted.returncode == 0, minted.stderr
     checked = command(["setup", "--json"], own_broker.env)
-    assert json.loads(checked.stdout)["spaces"][0]["differences"] == []
+    assert data_of(checked.stdout)["spaces"][0]["differences"] == []
     again = command(["setup", "--new"], own_broker.env)
     assert again.returncode == 3
     assert "exists already" in again.stderr
@@ -242,7 +241,7 @@ def test_what_was_kept_survives_restart_and_kill_on_the_same_port(own_broker: Ow
     second = own_broker.start()
     assert own_broker.found().url == url
     shown = command(["cp", "show", "build", "one", "--json"], own_broker.env)
-    assert json.loads(shown.stdout)["checkpoint"]["state"] == "waiting"
+    assert data_of(shown.stdout)["checkpoint"]["state"] == "waiting"
     assert second.terminate() == 0
     own_broker.start()
     assert own_broker.found().url == url

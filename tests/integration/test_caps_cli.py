@@ -13,7 +13,7 @@ import pytest
 from schemas.caps import CapSettings
 from schemas.codes import BadInput, Code
 from tests.support.caps_steps import legacy
-from tests.support.process import WorkerProcess, command, environment
+from tests.support.process import WorkerProcess, command, data_of, environment
 from tests.support.running import RunningWorker
 from tests.support.space import Space
 from worker.client import Refused
@@ -40,8 +40,10 @@ class Shell:
         return done.stdout
 
     def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """A command\'s result, or what a query answers; the envelope is the same."""
         value: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
-        return value
+        answers = value["status"] == "ok" and "command_id" not in value
+        return data_of(json.dumps(value)) if answers else value
 
 
 @pytest.fixture

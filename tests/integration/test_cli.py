@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.process import WorkerProcess, command, data_of, environment, space_environment
 from tests.support.running import running
 from tests.support.space import Space
 from worker.bus.jetstream import JetStream
@@ -32,9 +32,11 @@ class Shell:
         return done.stdout
 
     def json(self, *arguments: str, stdin: str | None = None, code: int = 0) -> dict[str, Any]:
+        """A command\'s result, or what a query answers; the envelope is the same."""
         printed = self.run(*arguments, "--json", stdin=stdin, code=code)
         value: dict[str, Any] = json.loads(printed)
-        return value
+        answers = value["status"] == "ok" and "command_id" not in value
+        return data_of(json.dumps(value)) if answers else value
 
 
 @pytest.fixture
@@ -109,7 +111,8 @@ def test_waiting_tells_a_resumption_from_an_expiry_by_the_exit_code(shell: Shell
     began = time.monotonic()
     expired = shell.json("cp", "mint", "build", "-d", "+1s", "--wait", code=3)
     assert time.monotonic() - began < 5
-    assert expired["state"] == "expired"
+    assert expired["data"]["state"] == "expired"
+    assert expired["outcome"] == "minted", "the shape is that of the command without --wait"
     shell.run("cp", "mint", "build", "one", "-d", "+1h")
     shell.run("cp", "wait", "build", "one", "--wait-timeout", "300ms", code=124)
     not_due = shell.json("cp", "expire", "build", "one", code=3)

@@ -1,6 +1,5 @@
 """The demo ends as it must, quickly, and leaves nothing behind."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.process import command, environment
+from tests.support.process import command, data_of, environment
 from worker.demo import show
 from worker.demo.story import Ending, Scenario
 
@@ -20,7 +19,7 @@ def test_the_demo_ends_as_it_must(tmp_path: Path) -> None:
     env = {**environment(data_dir=tmp_path / "unused"), "TMPDIR": str(folder)}
     done = command(["demo", "--json"], env, timeout_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
+    report = data_of(done.stdout)
     assert report["ok"] is True
     by_name = {one["name"]: one for one in report["scenarios"]}
     assert {name: one["outcome"] for name, one in by_name.items()} == {

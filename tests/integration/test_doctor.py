@@ -26,7 +26,7 @@ from tests.integration.bus_server import free_port
 from tests.support.cp import until
 from tests.support.doctor import DECLARED, of, possible, provokes, read, saw, the
 from tests.support.ledger import a_log, folding
-from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.process import WorkerProcess, command, data_of, environment, space_environment
 from tests.support.proxy import proxy_to
 from tests.support.running import running
 from tests.support.server import WORKER_PASSWORD, Server, spaces_of
@@ -76,7 +76,7 @@ async def follow(js: JetStream, fix: str) -> None:
 
 def report_of(done: subprocess.CompletedProcess[str]) -> list[Finding]:
     """What ``tidegate doctor --json`` found; its exit code says whether there is a danger."""
-    findings = read(json.loads(done.stdout)["findings"])
+    findings = read(data_of(done.stdout)["findings"])
     in_danger = any(finding.severity is Severity.DANGER for finding in findings)
     assert done.returncode == int(in_danger), done.stderr
     assert "Traceback" not in done.stderr
@@ -778,8 +778,7 @@ def test_the_command_tells_machines_and_its_exit_code_says_danger(
 ) -> None:
     done = command(["doctor", "--json"], credential(guarded, "curbed"))
     assert done.returncode == 1, done.stderr
-    report = json.loads(done.stdout)
-    assert report["v"] == 1
+    report = data_of(done.stdout)
     bad = [one for one in report["findings"] if one["severity"] == "danger"]
     assert {"rights", "workers"} <= {one["check"] for one in bad}
     assert all(one["endangers"] and one["fix"] for one in bad)
@@ -804,7 +803,7 @@ def test_without_any_broker_it_says_what_it_can(tmp_path: Path) -> None:
     env = environment(data_dir=tmp_path / "none", retention="1d")
     done = command(["doctor", "--json"], env)
     assert done.returncode == 1
-    findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    findings = {one["check"]: one for one in data_of(done.stdout)["findings"]}
     assert findings["broker"]["severity"] == "danger"
     assert findings["settings"]["severity"] == "warning"
     assert "TIDEGATE_RETENTION" in findings["settings"]["found"]

@@ -1,13 +1,12 @@
 """``tidegate ledger`` as an operator would use it, beside a worker and without one."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.process import WorkerProcess, command, space_environment
+from tests.support.process import WorkerProcess, command, data_of, space_environment
 from tests.support.space import Space
 from worker.spaces import LEDGER_FILE
 
@@ -29,7 +28,7 @@ class Shell:
         return done.stdout
 
     def ledger(self, *arguments: str, code: int = 0) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.run("ledger", *arguments, "--json", code=code))
+        value = data_of(self.run("ledger", *arguments, "--json", code=code))
         return value
 
 

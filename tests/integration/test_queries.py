@@ -13,7 +13,7 @@ from schemas.names import kv_stream
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Checkpoint, Speaker
 from schemas.system import StatusView
-from tests.support.process import command, environment
+from tests.support.process import command, data_of, environment
 from tests.support.running import RunningWorker
 from tests.support.space import Space, speaker
 from worker.bus.connection import Connection
@@ -45,7 +45,7 @@ def test_the_command_status_shows_it(space: Space, process_worker: Any) -> None:
     worker = process_worker().wait_ready()
     shown = command(["status", "--json"], env)
     assert shown.returncode == 0
-    assert json.loads(shown.stdout)["worker"]["pid"] == worker.pid
+    assert data_of(shown.stdout)["worker"]["pid"] == worker.pid
     plain = command(["status"], env)
     assert "ready" in plain.stdout
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from schemas.records import PromptRecord
 from schemas.roles import Role
 from tests.support.cp import until
-from tests.support.process import WorkerProcess, command, environment
+from tests.support.process import WorkerProcess, command, data_of, environment
 from tests.support.production import NAMES, Production
 from tests.support.running import RunningWorker, running
 from tests.support.space import Space, speaker
@@ -262,7 +262,7 @@ def test_the_command_finds_out_as_whom_it_may_ask(production: Production) -> Non
         )
         done = command(["top", "--json"], env)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["unseen"] == {}
+        assert data_of(done.stdout)["unseen"] == {}
 
 
 # The command in a shell and on a terminal.

@@ -28,7 +28,7 @@ from tests.integration.bus_server import Signer, free_port
 from tests.support.cp import Desk, Json, a_target, desk_in, serving, until
 from tests.support.cp_storm import all_settled, nothing_armed, reckon
 from tests.support.ledger import read_all
-from tests.support.process import WorkerProcess, command, environment, space_environment
+from tests.support.process import WorkerProcess, command, data_of, environment, space_environment
 from tests.support.proxy import proxy_to
 from tests.support.server import WORKER_PASSWORD, Server, spaces_of
 from tests.support.space import Space
@@ -212,7 +212,7 @@ async def test_requests_cancelled_and_cut_off_at_random_leave_whole_effects_only
     env = space_environment(space)
     verified = await asyncio.to_thread(command, ["ledger", "verify", "--json"], env, timeout_s=60)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert json.loads(verified.stdout)["equal"]
+    assert data_of(verified.stdout)["equal"]
 
     # Every command that was accepted has one result, and every record belongs to one of them.
     said = [

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pytest
 
 from schemas.admission import SeatView
-from tests.support.process import WorkerProcess, command, space_environment
+from tests.support.process import WorkerProcess, command, data_of, space_environment
 from tests.support.prompt_connector import HOST, SECRET
 from tests.support.space import Space
 from tests.support.turns import until
@@ -305,7 +305,7 @@ async def check(crowd: Crowd, operator: Client) -> None:
     ):
         done = await asyncio.to_thread(command, ["ledger", *arguments], env, timeout_s=300)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert arguments[0] != "verify" or json.loads(done.stdout)["equal"] is True
+        assert arguments[0] != "verify" or data_of(done.stdout)["equal"] is True
     places = [crowd.space.server.directory, crowd.space.data_dir, *folder.glob("worker-*.log")]
     some = next(iter(seen)).encode()
     for place in (*places[:2], folder / "snapshot.db"):

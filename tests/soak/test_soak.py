@@ -1,6 +1,5 @@
 """``tidegate soak``: it reports what was done, finds what leaks, and ends when it is told to."""
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from schemas.names import Names
+from tests.support.process import data_of
 from worker.soak import series
 from worker.soak.drift import Point
 from worker.soak.processes import usage
@@ -76,7 +76,7 @@ class Soak:
         out, err = self._process.communicate(timeout=limit_s)
         self.said += err.splitlines()
         assert out, self.said
-        return self._process.returncode, json.loads(out)
+        return self._process.returncode, data_of(out)
 
     def close(self) -> None:
         if self._process.poll() is None:

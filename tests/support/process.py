@@ -69,6 +69,16 @@ def command(
     )
 
 
+def data_of(printed: str) -> dict[str, Any]:
+    """What ``--json`` says inside its envelope, which is the same for every command."""
+    document: dict[str, Any] = json.loads(printed)
+    assert document["v"] == 1
+    assert isinstance(document["status"], str)
+    assert isinstance(document["outcome"], str)
+    data: dict[str, Any] = document["data"]
+    return data
+
+
 class WorkerProcess:
     """``tidegate run`` as a process of its own, with its health port on.
 

@@ -1,5 +1,6 @@
 """The command line: usage, output conventions and exit codes, without a broker."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 from schemas.codes import BadInput, Code
 from schemas.commands import BODIES
 from schemas.results import Error, Result
-from tests.support.process import command, environment
-from worker import settings
+from tests.support.process import command, data_of, environment
+from worker import logs, settings
 from worker.bus.errors import Denied, Unavailable
 from worker.cli import ending
 from worker.client import CallTimeout, Failed, NobodyThere, QueryTimeout, Refused
@@ -100,6 +101,14 @@ def test_help_is_fast_and_loads_nothing_heavy(tmp_path: Path) -> None:
     "arguments",
     [
         ["nonsense"],
+        ["cap", "authorize", "ann", "--amount", "1_0", "-x", "2030-01-31T12:00:00Z"],
+        ["cap", "authorize", "ann", "--amount", "\u0661\u0660", "-x", "2030-01-31T12:00:00Z"],
+        ["cap", "reserve", "ann", "--cap", "-5", "-x", "+1h"],
+        ["cap", "reserve", "ann", "--cap", "9" * 18, "-x", "+1h"],
+        ["adm", "drain", "1_0"],
+        ["adm", "enqueue", "r", "--agent", " x", "--provider", "p", "--model", "m"],
+        ["cp", "list", "--limit", "0"],
+        ["soak", "--minutes", "1_0"],
         ["cp", "mint", "build"],
         ["cp", "mint", "build", "-d", "15m"],
         ["cp", "mint", "Build", "-d", "+15m"],
@@ -107,6 +116,10 @@ def test_help_is_fast_and_loads_nothing_heavy(tmp_path: Path) -> None:
         ["cp", "mint", "build", "a\n", "-d", "+15m"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--holder", "nobody-kept-here"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--holder", "a.b"],
+        ["cp", "mint", "build", "x", "-d", "+15m", "--holder", "no body"],
+        ["cp", "list", "--as", "../x"],
+        ["identity", "init", "no body"],
+        ["identity", "show", "../x"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--choice", "yes"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "[1]"],
         ["cp", "mint", "build", "x", "-d", "+15m", "--body", "{"],
@@ -116,7 +129,6 @@ def test_help_is_fast_and_loads_nothing_heavy(tmp_path: Path) -> None:
         ["cp", "resume", "build", "x", "--answer", "[yes"],
         ["cp", "resume", "build", "x", "--prompt-digest", "00"],
         ["cp", "list", "--endpoint", "Build"],
-        ["cp", "list", "--limit", "0"],
         ["cp", "list", "--timeout", "0s"],
         ["cp", "list", "--timeout", ""],
         ["cp", "list", "--space", "a b"],
@@ -152,7 +164,7 @@ def test_config_show_lists_every_setting_with_its_source(tmp_path: Path) -> None
     )
     done = command(["config", "show", "--json"], env)
     assert done.returncode == 0
-    rows = {row["name"]: row for row in json.loads(done.stdout)["settings"]}
+    rows = {row["name"]: row for row in data_of(done.stdout)["settings"]}
     assert set(rows) == {settings.variable(name) for name in settings.Settings.model_fields}
     assert rows["TIDEGATE_ROOT"]["source"] == "file"
     assert rows["TIDEGATE_NATS_USER"]["source"] == "env"
@@ -206,11 +218,14 @@ def test_identity_init_and_show(tmp_path: Path) -> None:
     assert "another uid" in kept.stderr
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("schema",), ("schema", "--names"), ("--version",), ("config", "show")]
+)
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "worker.cli.main", "schema"],
+        [sys.executable, "-m", "worker.cli.main", *arguments],
         env=environment(data_dir=tmp_path),
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -219,6 +234,23 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     os.close(writer)
     assert b"Traceback" not in done.stderr
     assert b"Exception" not in done.stderr
+    assert done.returncode == 1
+
+
+def test_an_interrupt_before_it_begins_leaves_nothing_to_warn_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        raise AssertionError("it never begins")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs, "configure", interrupted)
+    begun = work()
+    with pytest.raises(KeyboardInterrupt):
+        ending.run_async(begun)
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
 
 
 def test_columns_are_aligned() -> None:

@@ -16,8 +16,7 @@ def test_whatever_a_call_may_end_in_is_one_family() -> None:
     exported = {
         name: value
         for name in worker.client.__all__
-        if isinstance(value := getattr(worker.client, name), type)
-        and issubclass(value, Exception)
+        if isinstance(value := getattr(worker.client, name), type) and issubclass(value, Exception)
     }
     outside = {name for name, kind in exported.items() if not issubclass(kind, ClientError)}
     assert outside == {"BadInput"}, "an argument that cannot be is the program's own mistake"

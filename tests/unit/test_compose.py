@@ -1,12 +1,18 @@
 """The compose file against the programs it starts: their settings, files and users."""
 
+import json
+import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from schemas.roles import Role
+from tests.support import production
 from worker.app import PHASE_ONE_S, PHASE_TWO_S
 from worker.bus import users
 from worker.settings import PREFIX, Settings
@@ -30,7 +36,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_it_has_a_broker_a_worker_a_witness_and_a_set_up(compose: dict[str, Any]) -> None:
-    assert compose.keys() <= {"name", "services", "volumes", "x-worker"}
+    assert compose.keys() <= {"name", "services", "configs", "volumes", "x-worker"}
     services = compose["services"]
     assert services.keys() == {"nats", "worker", "witness", "setup"}
     assert services["worker"]["command"] == ["run"]
@@ -47,7 +53,8 @@ def test_the_broker_runs_our_configuration_with_everything_it_asks_for(
 ) -> None:
     broker = compose["services"]["nats"]
     assert "./nats.conf:/etc/nats/nats.conf:ro" in broker["volumes"]
-    assert broker["command"] == ["--config", "/etc/nats/nats.conf"]
+    assert broker["configs"] == [{"source": "broker", "target": "/etc/nats/compose.conf"}]
+    assert broker["command"] == ["--config", "/etc/nats/compose.conf"]
     asked = {grant.variable for grant in users.one_of_each([], [])}
     assert broker["environment"].keys() == asked | {users.STORE_DIR.name}
     assert len(asked) == len(Role)
@@ -56,9 +63,39 @@ def test_the_broker_runs_our_configuration_with_everything_it_asks_for(
     store = broker["environment"][users.STORE_DIR.name]
     assert f"nats:{store}" in broker["volumes"]
     assert "nats" in compose["volumes"]
-    # The monitoring port that the check asks is the one of nats.conf.
-    assert 'http: "127.0.0.1:8222"' in (ROOT / "nats.conf").read_text()
+    # The monitoring port that the check asks is the one of the configuration.
+    assert ":8222" in compose["configs"]["broker"]["content"]
     assert "http://127.0.0.1:8222/healthz" in " ".join(broker["healthcheck"]["test"])
+
+
+def test_health_and_monitoring_reach_the_network_of_the_file_and_no_further(
+    compose: dict[str, Any], tmp_path: Path
+) -> None:
+    services = compose["services"]
+    assert services["worker"]["environment"]["TIDEGATE_HEALTH_HOST"] == "0.0.0.0"
+    assert [services[name]["expose"] for name in ("nats", "worker")] == [["8222"], ["8223"]]
+    published = [port for service in services.values() for port in service.get("ports", ())]
+    assert published == ["127.0.0.1:4222:4222"]
+    shutil.copy(ROOT / "nats.conf", tmp_path)
+    conf = tmp_path / "compose.conf"
+    conf.write_text(compose["configs"]["broker"]["content"])
+    broker = subprocess.Popen(
+        production.conf_arguments(tmp_path, conf),
+        env=production.conf_environment(tmp_path),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 20
+        while not (said := list(tmp_path.glob("*.ports"))) or not said[0].read_text():
+            assert broker.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        addresses = json.loads(said[0].read_text())["monitoring"]
+        hosts = {urlsplit(address).hostname for address in addresses}
+        assert hosts - {"127.0.0.1", "::1"}, "it listens beyond the loopback"
+    finally:
+        broker.kill()
+        broker.wait(5)
 
 
 @pytest.mark.parametrize("name", ["worker", "setup"])

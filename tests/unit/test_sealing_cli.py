@@ -18,7 +18,7 @@ def run(tmp_path: Path, *words: str) -> tuple[int, Any, str]:
     done = runner.invoke(keys.app, [*words, "--data-dir", str(tmp_path), "--json"])
     if isinstance(done.exception, KeyRefused):
         raise done.exception
-    return done.exit_code, json.loads(done.stdout), done.output
+    return done.exit_code, json.loads(done.stdout)["data"], done.output
 
 
 def test_keys_are_made_rotated_and_listed_without_being_shown(tmp_path: Path) -> None:

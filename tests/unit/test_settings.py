@@ -1,10 +1,14 @@
 """Settings: sources, precedence, and what is never shown."""
 
+import ast
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from worker import settings
+from worker import broker, settings
+from worker.bus.options import ConnectOptions, TlsOptions
 from worker.settings import BadSettings, load
 
 
@@ -142,6 +146,54 @@ def test_every_setting_says_what_it_is_and_durations_their_unit() -> None:
         assert info.description, name
         if name.endswith("_ms"):
             assert ", ms" in info.description, name
+
+
+def test_every_setting_is_read_by_somebody() -> None:
+    """Where the settings are at hand; other things have attributes of the same names."""
+    read: set[str] = set()
+    for path in Path(settings.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.name == "settings.py" or not re.search(
+            r"from worker\.settings import|from worker import .*\bsettings\b|load(ed\.|_)settings",
+            text,
+        ):
+            continue
+        nodes = ast.walk(ast.parse(text))
+        read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    through_a_property = {"nats_url"}
+    assert set(settings.Settings.model_fields) - read == through_a_property
+
+
+def test_each_way_to_sign_in_reaches_the_connection(tmp_path: Path) -> None:
+    paths = {}
+    for name in ("nats_nkey_seed_file", "nats_creds_file", "tls_ca", "tls_cert", "tls_key"):
+        paths[name] = tmp_path / name
+        paths[name].write_text("x")
+    tls = {name: paths[name] for name in ("tls_ca", "tls_cert", "tls_key")}
+    url = "nats://host:1,nats://other:2"
+
+    def options(**given: Any) -> ConnectOptions:
+        return broker.options(load({"nats_url": url, **given}).settings)
+
+    seeded = options(nats_nkey_seed_file=paths["nats_nkey_seed_file"], **tls)
+    assert seeded.servers == ("nats://host:1", "nats://other:2")
+    assert seeded.nkey_seed_file == paths["nats_nkey_seed_file"]
+    assert seeded.tls == TlsOptions(paths["tls_ca"], paths["tls_cert"], paths["tls_key"])
+    assert options(nats_creds_file=paths["nats_creds_file"]).creds_file == paths["nats_creds_file"]
+    named = options(nats_user="me", nats_password="p", connect_timeout_ms=77)
+    assert (named.user, named.password, named.connect_timeout_ms) == ("me", "p", 77)
+    assert named.inbox_prefix == "_INBOX_me"
+    assert options(nats_inbox_prefix="_mine").inbox_prefix == "_mine"
+
+
+@pytest.mark.parametrize("number", ["1_0", "\u0661\u0662", "1e3", "0x10", "1.0", "--1", ""])
+def test_a_number_is_digits(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    monkeypatch.setenv("TIDEGATE_TIMEOUT_MS", number)
+    if not number:
+        assert load().settings.timeout_ms == 10_000
+        return
+    with pytest.raises(BadSettings, match="TIDEGATE_TIMEOUT_MS: must be a whole number"):
+        load()
 
 
 def test_the_data_directory_defaults_to_the_users_state_folder(tmp_path: Path) -> None:

@@ -169,7 +169,10 @@ def enqueue(
             await asyncio.sleep(LOOK_S)
             turn = await client.adm.request(request)
         lines = adm_views.turn_lines(turn, common.now_ms())
-        common.emit(turn.to_object(), session.as_json, lines)
+        # The chain is a hash of the result as it was.
+        said = {**result.to_object(), "data": turn.to_object()}
+        said.pop("chain", None)
+        common.emit(said, session.as_json, lines)
         if turn.lease is not None and turn.lease.owner.uid == client.speaker.uid:
             return ending.OK
         common.say(_no_seat(turn))
@@ -468,7 +471,7 @@ def policy(
 
     async def work(client: "Client") -> None:
         view = await client.adm.policy()
-        common.emit(view.to_object(), session.as_json, adm_views.policy_lines(view))
+        common.emit_data("policy", view.to_object(), session.as_json, adm_views.policy_lines(view))
 
     sessions.with_client(session, work)
 
@@ -495,7 +498,7 @@ def show(
             place = await client.adm.place(request_id)
             value = {**value, "place": place.to_object()}
             lines += adm_views.place_lines(place, now_ms)
-        common.emit(value, session.as_json, lines)
+        common.emit_data("turn", value, session.as_json, lines)
 
     sessions.with_client(session, work)
 
@@ -516,7 +519,7 @@ def queue(
     async def work(client: "Client") -> None:
         view = await client.adm.queue(limit=limit)
         lines = adm_views.queue_lines(view, common.now_ms())
-        common.emit(view.to_object(), session.as_json, lines)
+        common.emit_data("queue", view.to_object(), session.as_json, lines)
 
     sessions.with_client(session, work)
 
@@ -538,7 +541,7 @@ def leases(
     async def work(client: "Client") -> None:
         page = await client.adm.leases(limit=limit, after_request_id=after)
         lines = adm_views.seat_table(page.leases, common.now_ms())
-        common.emit(page.to_object(), session.as_json, lines)
+        common.emit_data("leases", page.to_object(), session.as_json, lines)
         _more(session.as_json, page.next_after_request_id)
 
     sessions.with_client(session, work)
@@ -565,7 +568,7 @@ def recoverable(
     async def work(client: "Client") -> None:
         page = await client.adm.recoverable(host=host, limit=limit, after_request_id=after)
         lines = adm_views.recoverable_lines(page, common.now_ms())
-        common.emit(page.to_object(), session.as_json, lines)
+        common.emit_data("recoverable", page.to_object(), session.as_json, lines)
         _more(session.as_json, page.next_after_request_id)
 
     sessions.with_client(session, work)
@@ -595,7 +598,7 @@ def events(
 
     async def work(client: "Client") -> None:
         page = await client.adm.events(after=after, limit=limit)
-        common.emit(page.to_object(), session.as_json, adm_views.event_lines(page))
+        common.emit_data("events", page.to_object(), session.as_json, adm_views.event_lines(page))
         _more(session.as_json, page.next_after)
 
     sessions.with_client(session, work)

@@ -168,4 +168,6 @@ def everything(
 
 def _tell(figures: JsonObject, as_json: bool, shown: Callable[[JsonObject], str]) -> None:
     """Print figures; what is made for people alone can lose no measurement."""
-    common.emit(figures, as_json, [] if as_json else fitted(shown(figures).splitlines()))
+    common.emit_data(
+        "figures", figures, as_json, [] if as_json else fitted(shown(figures).splitlines())
+    )

@@ -284,7 +284,7 @@ def show(
     async def work(client: "Client") -> None:
         detail = await client.cap.show(whose, mint_key=key, after=after)
         lines = cap_views.detail_lines(detail, common.now_ms())
-        common.emit(detail.to_object(), session.as_json, lines)
+        common.emit_data("cap", detail.to_object(), session.as_json, lines)
 
     sessions.with_client(session, work)
 
@@ -331,7 +331,7 @@ def list_(
                 break
         value = CapsPage(caps=caps, damaged=damaged, next_after_user=at)
         shown = cap_views.table(caps, common.now_ms(), ended=ended)
-        common.emit(value.to_object(), session.as_json, shown)
+        common.emit_data("caps", value.to_object(), session.as_json, shown)
         if session.as_json:
             return
         if damaged:
@@ -377,7 +377,7 @@ def import_(
         common.say(f"malformed, skipped: {where}")
     leftovers.refuse_unread(found, skip or ())
     if dry_run:
-        common.emit({"read": read}, as_json, cap_views.leftover_lines(found))
+        common.emit_data("read", {"read": read}, as_json, cap_views.leftover_lines(found))
         return
     session = sessions.operators(config, nats, space, as_, as_json, timeout)
 
@@ -385,7 +385,7 @@ def import_(
         view = await _take_in(client, found)
         value = {"import": view.to_object(), "read": read}
         lines = [*cap_views.leftover_lines(found), *cap_views.import_lines(view)]
-        common.emit(value, session.as_json, lines)
+        common.emit_data("imported", value, session.as_json, lines)
 
     sessions.with_client(session, work)
 

@@ -140,6 +140,22 @@ def emit(value: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
         raise SystemExit(1) from None
 
 
+def emit_data(outcome: str, data: JsonObject, as_json: bool, text: Sequence[str] | str) -> None:
+    """Print what is not a command's result, in the envelope of a query's answer, or as lines.
+
+    Args:
+        outcome: A stable word for what it is.
+        data: What there is to say.
+        as_json: Whether it is for a machine.
+        text: The same for a person.
+
+    Raises:
+        BrokenPipeError: As ``emit``, with all else.
+    """
+    said = {name: value for name, value in data.items() if name not in {"v", "outcome"}}
+    emit({"v": 1, "status": "ok", "outcome": outcome, "data": said}, as_json, text)
+
+
 def discard_output() -> None:
     """Nothing more can be said on standard output, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

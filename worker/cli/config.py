@@ -37,7 +37,8 @@ def show(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
         }
         for field, info in settings.Settings.model_fields.items()
     ]
-    common.emit({"v": 1, "settings": rows, "unknown": list(loaded.unknown)}, as_json, _file(rows))
+    said = {"settings": rows, "unknown": list(loaded.unknown)}
+    common.emit_data("settings", said, as_json, _file(rows))
 
 
 def _file(rows: Sequence[JsonObject]) -> list[str]:

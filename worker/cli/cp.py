@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schemas.codes import BadInput
+from schemas.results import Result
 from schemas.subjects import Checkpoint, Speaker
 from schemas.views import CheckpointView
 from worker.cli import common, cp_views, ending, repeating, sessions
@@ -300,7 +301,7 @@ def show(
     async def work(client: "Client") -> None:
         detail = await client.cp.show(target.endpoint, target.token)
         lines = cp_views.detail_lines(detail, common.now_ms())
-        common.emit(detail.to_object(), session.as_json, lines)
+        common.emit_data("checkpoint", detail.to_object(), session.as_json, lines)
 
     sessions.with_client(session, work)
 
@@ -359,7 +360,8 @@ def list_(
             if at is None or not all_:
                 break
         value = {"items": [item.to_object() for item in items], "next_cursor": at}
-        common.emit(value, session.as_json, cp_views.table(items, common.now_ms()))
+        shown = cp_views.table(items, common.now_ms())
+        common.emit_data("checkpoints", value, session.as_json, shown)
         if at is not None and not session.as_json:
             common.say(f"There is more: --cursor {at}, or --all.")
 
@@ -423,19 +425,29 @@ def _verb(
             return ending.OK
         for line in lines:
             common.say(line)
-        return await _settlement(client, session, target, wait_ms)
+        return await _settlement(client, session, target, wait_ms, result)
 
     raise typer.Exit(sessions.with_client(session, work))
 
 
-async def _settlement(client: "Client", session: Session, target: Checkpoint, wait_ms: int) -> int:
+async def _settlement(
+    client: "Client",
+    session: Session,
+    target: Checkpoint,
+    wait_ms: int,
+    result: Result | None = None,
+) -> int:
+    """Wait for the settlement and show it, in place of what a command's result showed."""
     settled = await client.cp.wait_settled(target.endpoint, target.token, timeout_ms=wait_ms)
     value = settled.to_object()
     answer = await _answer_of(client, target) if settled.answer_id is not None else None
     if answer is not None:
         value["answer"] = answer
     lines = cp_views.settled_lines(settled, answer, common.now_ms())
-    common.emit(value, session.as_json, lines)
+    if result is None:
+        common.emit_data("settled", value, session.as_json, lines)
+    else:
+        common.emit({**result.to_object(), "data": value}, session.as_json, lines)
     return ending.OK if settled.state == "resumed" else ending.REFUSED
 
 
@@ -460,8 +472,11 @@ def _target(endpoint: str, token: str) -> Checkpoint:
 def _holder(session: Session, holder: str) -> Speaker:
     principal, dot, uid = holder.partition(".")
     if not dot:
+        from schemas import tokens
         from worker import identity
 
+        if not tokens.is_principal(principal):
+            common.usage("--holder", f"a principal matches {tokens.NAME_PATTERN}")
         kept = identity.find(session.loaded.settings.data_dir, principal)
         if kept is None:
             common.usage(

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
         narrator: show.Narrator = _Silent() if as_json else _Teller()
         report = ending.run_async(show.play(narrator))
         if as_json:
-            common.emit(report, True, "")
+            common.emit_data("demo", report, True, "")
         raise typer.Exit(ending.OK if report["ok"] else ending.FAILED)
 
 

@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
         loaded = sessions.load_settings({"nats_url": nats, "spaces": spaces}, config)
         findings = ending.run_async(_examine(loaded, monitor))
         report = {"v": 1, "findings": [finding.to_object() for finding in findings]}
-        common.emit(report, as_json, _text(findings))
+        common.emit_data("findings", report, as_json, _text(findings))
         in_danger = any(finding.severity == "danger" for finding in findings)
         raise typer.Exit(ending.FAILED if in_danger else ending.OK)
 

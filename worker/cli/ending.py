@@ -50,16 +50,19 @@ def run_async(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
         Ended: SIGTERM or SIGHUP came.
         KeyboardInterrupt: SIGINT came.
     """
-    from worker import logs
+    try:
+        from worker import logs
 
-    factory = None
-    if fast:
-        from worker import daemon
+        factory = None
+        if fast:
+            from worker import daemon
 
-        factory = daemon.loop_factory()
-    logs.configure("error", "console")
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_until_ended(work))
+            factory = daemon.loop_factory()
+        logs.configure("error", "console")
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(_until_ended(work))
+    finally:
+        work.close()  # an interrupt may come before it begins
 
 
 async def _until_ended(work: Coroutine[Any, Any, T]) -> T:

@@ -86,8 +86,9 @@ def show(
 
 def _show(kept: "Kept", as_json: bool) -> None:
     speaker = kept.speaker
-    common.emit(
-        {"v": 1, "principal": speaker.principal, "uid": speaker.uid, "path": str(kept.path)},
+    common.emit_data(
+        "identity",
+        {"principal": speaker.principal, "uid": speaker.uid, "path": str(kept.path)},
         as_json,
         f"{speaker.principal}.{speaker.uid}",
     )

@@ -98,7 +98,7 @@ def show(data_dir: DataDir = None, config: ConfigOption = None, as_json: JsonFla
         for key in keys
     ]
     document = {"v": 1, "folder": str(ring.folder), "current": current, "keys": keys}
-    common.emit(document, as_json, table(("VERSION", "ID", "FILE"), rows))
+    common.emit_data("keys", document, as_json, table(("VERSION", "ID", "FILE"), rows))
     if refused is not None:
         raise typer.Exit(ending.FAILED)
 
@@ -116,9 +116,9 @@ def _show_made(ring: "KeyRing", from_version: int | None, as_json: bool) -> None
     made: Created = ring.init() if from_version is None else ring.rotate(from_version)
     key_id = ring.key(made.version).key_id.hex()
     common.say(f"{'Made' if made.created else 'Already there:'} {made.path}")
-    common.emit(
+    common.emit_data(
+        "rotated",
         {
-            "v": 1,
             "version": made.version,
             "id": key_id,
             "path": str(made.path),

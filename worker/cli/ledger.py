@@ -60,7 +60,7 @@ def show_digest(
         found = _asked(session, "digest", {})
     else:
         found = ending.run_async(_digest_of_file(session, file))
-    common.emit({"v": 1, **found}, as_json, _digest_lines(found))
+    common.emit_data("digest", found, as_json, _digest_lines(found))
 
 
 @app.command()
@@ -83,7 +83,7 @@ def replay(
     session = _session(config, nats, space, None, as_json)
     _must_be_new("--into", into)
     replayed = ending.run_async(_replay(session, into, from_snapshot=from_snapshot))
-    common.emit(_replay_object(replayed), as_json, _replay_lines(replayed))
+    common.emit_data("replayed", _replay_object(replayed), as_json, _replay_lines(replayed))
 
 
 @app.command()
@@ -116,7 +116,8 @@ def verify(
     equal = not differing and said["digest"] == own.whole and said["epoch"] == own.epoch
     verdict = {"equal": equal, "differing_tables": differing, "worker": said}
     words = "the worker's state is what its log says" if equal else "the states differ"
-    common.emit(
+    common.emit_data(
+        "equal" if equal else "differs",
         {**_replay_object(replayed), **verdict},
         as_json,
         [*_replay_lines(replayed), words, *(f"differs: {name}" for name in differing)],
@@ -153,7 +154,7 @@ def list_snapshots(
         for one in found["snapshots"]
     ]
     lines = table(head, rows) if rows else ["there is no snapshot yet"]
-    common.emit({"v": 1, **found}, as_json, lines)
+    common.emit_data("snapshots", found, as_json, lines)
 
 
 @app.command()
@@ -264,9 +265,8 @@ def backup(
     session = _session(config, nats, space, None, as_json)
     _must_be_new("FILE", file)
     taken = ending.run_async(_backup(session, file.absolute()))
-    common.emit(
-        {"v": 1, "file": str(file), **taken}, as_json, f"{file}: the ledger at {taken['watermark']}"
-    )
+    words = f"{file}: the ledger at {taken['watermark']}"
+    common.emit_data("backed-up", {"file": str(file), **taken}, as_json, words)
 
 
 @app.command()
@@ -288,7 +288,7 @@ def restore(
         common.usage("FILE", f"{file} is no file")
     found = ending.run_async(_restore(session, file, replace=replace))
     words = f"{found['file']}: the ledger at {found['watermark']}, restored; start its worker"
-    common.emit({"v": 1, **found}, as_json, words)
+    common.emit_data("restored", found, as_json, words)
 
 
 def _must_be_new(parameter: str, file: Path) -> None:
@@ -322,7 +322,7 @@ def _operate(name: str, body: Mapping[str, Any], session: sessions.Session) -> N
         (key.replace("_", " "), value["name"] if isinstance(value, dict) else str(value))
         for key, value in shown.items()
     ]
-    common.emit({"v": 1, **found}, session.as_json, columns(rows))
+    common.emit_data(found["outcome"], found, session.as_json, columns(rows))
 
 
 def _asked(session: sessions.Session, name: str, body: Mapping[str, Any]) -> JsonObject:

@@ -147,6 +147,6 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
     ]
     head = ("SPACE", "SEVERITY", "SETTING", "FOUND", "EXPECTED")
     lines = table(head, rows) if rows else ["every stream is as it must be"]
-    common.emit({"v": 1, "spaces": report}, as_json, lines)
+    common.emit_data("spaces", {"spaces": report}, as_json, lines)
     in_danger = any(row[1] == Severity.DANGER for row in rows)
     return ending.REFUSED if in_danger else ending.OK

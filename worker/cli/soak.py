@@ -50,5 +50,5 @@ def register(app: typer.Typer) -> None:
         from worker.soak.run import Plan, run
 
         found = ending.run_async(run(Plan(minutes, rate, seed), common.say), fast=True)
-        common.emit(found, as_json, fitted(report.text(found)))
+        common.emit_data("soak", found, as_json, fitted(report.text(found)))
         raise typer.Exit(ending.OK if found["ok"] else ending.FAILED)

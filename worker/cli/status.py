@@ -10,6 +10,7 @@ import typer
 
 from schemas.codes import Code
 from schemas.strict_json import JsonObject
+from worker import lastword
 from worker.cli import common, ending, sessions
 from worker.cli.common import (
     AsOption,
@@ -24,6 +25,10 @@ from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
 
 ASK_AGAIN_S: Final = 0.1
+JUST_STARTED_MS: Final = 10_000
+"""How long before a worker is waited for it may have been started, and have ended."""
+SUCCESSOR_MS: Final = 3_000
+"""How soon a worker that was started with us takes back what its predecessor left."""
 _UNIT: Final = re.compile(r"(_at)?_ms$")
 _NOT_YET: Final = frozenset({Code.FAILED_PRECONDITION, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 
@@ -53,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
         wait_ms = common.duration("--wait", wait, least_ms=0) if wait else 0
         found = ending.run_async(_ready_within(session, wait_ms))
-        common.emit(found, as_json, _lines(found))
+        common.emit_data("status", found, as_json, _lines(found))
         raise typer.Exit(ending.OK if found["ready"] else ending.FAILED)
 
 
@@ -62,7 +67,10 @@ async def _ready_within(session: Session, wait_ms: int) -> JsonObject:
 
     A worker that is just being started has left no word of its broker yet, or does not answer yet.
     """
+    from worker.broker import NoBroker
+
     until = time.monotonic() + wait_ms / 1000
+    began_ms = common.now_ms()
     while True:
         try:
             found = await _ask(session)
@@ -71,7 +79,23 @@ async def _ready_within(session: Session, wait_ms: int) -> JsonObject:
         except TidegateError as error:
             if error.code not in _NOT_YET or time.monotonic() >= until:
                 raise
+            word = _why_none_started(session, began_ms)
+            if word is not None:
+                raise NoBroker(f"the worker that was started here ended: {word}") from error
         await asyncio.sleep(ASK_AGAIN_S)
+
+
+def _why_none_started(session: Session, began_ms: int) -> str | None:
+    """Why the worker here did not start, if it is the one that is waited for.
+
+    What was left before we began may be of an earlier one, whose successor is about to say so.
+    """
+    settings = session.loaded.settings
+    if settings.servers:
+        return None  # workers elsewhere may answer
+    about_to_start = common.now_ms() - began_ms < SUCCESSOR_MS
+    since_ms = began_ms if about_to_start else began_ms - JUST_STARTED_MS
+    return lastword.left_since(settings.data_dir, since_ms)
 
 
 async def _ask(session: Session) -> JsonObject:

@@ -107,7 +107,7 @@ async def _client(settings: "Settings", space: str, as_: str | None) -> AsyncIte
 def _print(look: "Look", as_json: bool) -> bool:
     from worker.top import plain
 
-    common.emit(look.to_object(), as_json, plain.lines(look, look.at_ms))
+    common.emit_data("look", look.to_object(), as_json, plain.lines(look, look.at_ms))
     return look.status is not None and bool(look.status.get("ready"))
 
 

@@ -10,12 +10,12 @@ from worker.client.core import Client, new_command_id
 from worker.client.errors import (
     Answer,
     CallTimeout,
-    ClientError,
     Failed,
     NobodyThere,
     QueryTimeout,
     Refused,
 )
+from worker.errors import ClientError
 from worker.tracing import context_of
 
 __all__ = [
