@@ -196,7 +196,7 @@ def test_setup_creates_once_and_verifies_ever_after(bare_space: Space) -> None:
     assert "is not set up" in missing.stderr
     made = command(["setup", "--new", "--json"], env)
     assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout)["spaces"][0]["created"] is True
+    assert data_of(made.stdout)["spaces"][0]["created"] is True
     again = command(["setup", "--new"], env)
     assert again.returncode == 3
     assert "exists already" in again.stderr
@@ -224,12 +224,13 @@ def test_setup_with_a_clients_rights_is_refused(space: Space, tmp_path: Path) ->
 
 def test_without_as_the_broker_user_speaks(space: Space, tmp_path: Path) -> None:
     env = space_environment(space, data_dir=tmp_path / "user")
-    named = command(["cp", "list", "--timeout", "300ms"], env)
+    mint = ["cp", "mint", "runs", "-d", "+1h", "--timeout", "300ms"]
+    named = command(mint, env)
     assert "made an identity for worker" in named.stderr
     env["TIDEGATE_PRINCIPAL"] = "maria"
-    set_ = command(["cp", "list", "--timeout", "300ms"], env)
+    set_ = command(mint, env)
     assert "made an identity for maria" in set_.stderr
     env["TIDEGATE_PRINCIPAL"] = "_op"
-    reserved = command(["cp", "list", "--timeout", "300ms"], env)
+    reserved = command(mint, env)
     assert "made an identity" not in reserved.stderr
     assert not list((tmp_path / "user").rglob("_op*"))

@@ -47,7 +47,11 @@ def test_the_command_status_shows_it(space: Space, process_worker: Any) -> None:
     assert shown.returncode == 0
     assert data_of(shown.stdout)["worker"]["pid"] == worker.pid
     plain = command(["status"], env)
-    assert "ready" in plain.stdout
+    words = [line.split()[0] for line in plain.stdout.splitlines()]
+    assert words == ["space", "ready", "worker", "since", "broker"]
+    every = command(["status", "--all"], env)
+    assert every.stdout.startswith("\n".join(plain.stdout.splitlines()[:3]))
+    assert "ledger rulesets" in every.stdout
 
 
 async def test_the_service_can_be_discovered(space: Space, worker: RunningWorker) -> None:

@@ -359,6 +359,10 @@ async def test_on_a_terminal_it_lives_until_q_and_leaves_no_trace(
         for word in (b"\x1b[?1049h", b"CHECKPOINTS", b"acme", b"stopped"):
             terminal.until(word)
         terminal.press(b"x")
+        terminal.until(b"q quit")
+        terminal.press(b"\tt")
+        for word in (b"TURNS", b"r0", b"freed by"):
+            terminal.until(word)
         terminal.press(b"q")
         assert terminal.end() == 0
         return terminal

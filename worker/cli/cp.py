@@ -440,26 +440,12 @@ async def _settlement(
     """Wait for the settlement and show it, in place of what a command's result showed."""
     settled = await client.cp.wait_settled(target.endpoint, target.token, timeout_ms=wait_ms)
     value = settled.to_object()
-    answer = await _answer_of(client, target) if settled.answer_id is not None else None
-    if answer is not None:
-        value["answer"] = answer
-    lines = cp_views.settled_lines(settled, answer, common.now_ms())
+    lines = cp_views.settled_lines(settled, settled.answer, common.now_ms())
     if result is None:
         common.emit_data("settled", value, session.as_json, lines)
     else:
         common.emit({**result.to_object(), "data": value}, session.as_json, lines)
     return ending.OK if settled.state == "resumed" else ending.REFUSED
-
-
-async def _answer_of(client: "Client", target: Checkpoint) -> dict[str, Any] | None:
-    """The filed answer, if this speaker may read it."""
-    from worker.client import ClientError
-
-    try:
-        detail = await client.cp.show(target.endpoint, target.token)
-    except ClientError:
-        return None
-    return detail.answer
 
 
 def _target(endpoint: str, token: str) -> Checkpoint:

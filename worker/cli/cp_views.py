@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 from schemas.results import Result
 from schemas.strict_json import JsonObject
@@ -11,6 +12,8 @@ from worker.showing import columns as side_by_side
 from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
 from worker.showing.text import escaped, visible_lines
+
+NOT_SHOWN: Final = "there is one; only its minter, its holder and operators may see it"
 
 
 def result_lines(target: Checkpoint, result: Result, now_ms: int) -> list[str]:
@@ -34,6 +37,8 @@ def detail_lines(detail: CheckpointDetail, now_ms: int) -> list[str]:
         if choices := detail.prompt.get("choices"):
             rows.append(("choices", ", ".join(map(_words, choices))))
         rows.append(("prompt digest", detail.prompt_digest or ""))
+    if detail.answer is None and view.answer_id is not None:
+        rows.append(("answer", NOT_SHOWN))
     if detail.answer is not None:
         rows.append(("answer", _words(detail.answer.get("value"))))
         rows.append(("answered by", _words(detail.answer.get("by"))))
@@ -69,6 +74,8 @@ def settled_lines(view: CheckpointView, answer: JsonObject | None, now_ms: int) 
     rows = [("checkpoint", f"{view.endpoint} {view.token}"), *_view_rows(view, now_ms)]
     if answer is not None:
         rows.append(("answer", _words(answer.get("value"))))
+    elif view.answer_id is not None:
+        rows.append(("answer", NOT_SHOWN))
     return columns(rows)
 
 

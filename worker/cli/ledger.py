@@ -220,7 +220,8 @@ def ruleset(
     """Activate a ruleset, once every worker knows it.
 
     A worker that does not know it stops folding and authorises nothing; so this is refused while
-    one that answers does not. Which ones a worker knows: tidegate status.
+    one that answers does not. Which ones a worker knows: tidegate
+    status --all.
     """
     session = _session(config, nats, space, as_, as_json)
     _operate("ruleset", {"version": version, "force": force}, session)

@@ -38,6 +38,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command(epilog="Exit codes: 0 ready, 1 not ready or nobody there.")
     def status(
+        all_: Annotated[
+            bool, typer.Option("--all", help="Also what every part of it says of itself.")
+        ] = False,
         wait: Annotated[
             str | None,
             typer.Option(
@@ -58,7 +61,7 @@ def register(app: typer.Typer) -> None:
 
         wait_ms = common.duration("--wait", wait, least_ms=0) if wait else 0
         found = ending.run_async(_ready_within(session, wait_ms))
-        common.emit_data("status", found, as_json, _lines(found))
+        common.emit_data("status", found, as_json, _lines(found, all_=all_))
         raise typer.Exit(ending.OK if found["ready"] else ending.FAILED)
 
 
@@ -103,7 +106,7 @@ async def _ask(session: Session) -> JsonObject:
         return await client.status()
 
 
-def _lines(found: JsonObject) -> list[str]:
+def _lines(found: JsonObject, *, all_: bool) -> list[str]:
     worker, broker = found["worker"], found["broker"]
     up_ms = found["at_ms"] - worker["started_at_ms"]
     rows = [
@@ -114,7 +117,7 @@ def _lines(found: JsonObject) -> list[str]:
         ("since", f"{show_instant(worker['started_at_ms'])} ({show_duration(up_ms)})"),
         ("broker", f"nats-server {broker['version']}, {broker['reconnects']} reconnects"),
     ]
-    for name, shown in found["planes"].items():
+    for name, shown in found["planes"].items() if all_ else ():
         rows += rows_of(name, shown)
     return columns(rows)
 

@@ -53,7 +53,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show live what waits, what holds, and what is wrong.
 
-        Runs with their countdowns, seats and the queue, caps, lag, rates and warnings; q ends it.
+        Runs with their countdowns, seats and the queue, caps, lag, rates and warnings. Keys: q ends
+        it, tab takes the next list, arrows scroll it, t shows turns by name or by agent.
 
         Any client's credential will do; titles and lists show as far as its rights reach. --json
         looks once and prints everything for a machine.
@@ -116,35 +117,48 @@ async def _live(gatherer: "Gatherer", every_ms: int) -> None:
     from rich.live import Live
 
     from worker.top import screen
+    from worker.top.view import View
 
     console = Console()
     loop = asyncio.get_running_loop()
-    with _until_q() as ended, Live(console=console, screen=True, auto_refresh=False) as live:
-        while not ended.is_set():
+    view = View()
+    with _typed() as typed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
             asked_s = loop.time()
             look = await gatherer.look()
             seen_s = loop.time()
-            while not ended.is_set():
+            left_s = 1.0
+            while left_s > 0:
                 now_ms = look.at_ms + int((loop.time() - seen_s) * 1000)
                 width, height = console.size
-                live.update(screen.draw(look, now_ms, width, height), refresh=True)
+                live.update(screen.draw(look, now_ms, width, height, view), refresh=True)
                 left_s = every_ms / 1000 - (loop.time() - asked_s)
-                if left_s <= 0:
-                    break
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(REDRAW_S, left_s)):
-                        await ended.wait()
+                for key in await _next_keys(typed, max(0.0, min(REDRAW_S, left_s))):
+                    if key == "quit":
+                        return
+                    view = view.pressed(key, view.sections(look, now_ms))
+
+
+async def _next_keys(typed: "asyncio.Queue[bytes]", wait_s: float) -> list[str]:
+    """The keys that are pressed within so many seconds; none if none is."""
+    from worker.top.view import keys
+
+    try:
+        async with asyncio.timeout(wait_s):
+            return list(keys(await typed.get()))
+    except TimeoutError:
+        return []
 
 
 @contextlib.contextmanager
-def _until_q() -> Iterator[asyncio.Event]:
-    """An event that q or the end of the terminal sets; keys are read singly and not echoed."""
+def _typed() -> "Iterator[asyncio.Queue[bytes]]":
+    """What is typed, read singly and not echoed; the end of the terminal counts as q."""
     import termios
     import tty
 
-    ended = asyncio.Event()
+    typed: asyncio.Queue[bytes] = asyncio.Queue()
     if not sys.stdin.isatty():
-        yield ended
+        yield typed
         return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
@@ -155,16 +169,15 @@ def _until_q() -> Iterator[asyncio.Event]:
             keys = os.read(descriptor, 64)
         except OSError:
             keys = b""
-        # Nothing to read means that the terminal has gone.
-        if not keys or b"q" in keys.lower():
+        if not keys:  # the terminal has gone
             loop.remove_reader(descriptor)
-            ended.set()
+        typed.put_nowait(keys or b"q")
 
     # What was typed while the screen was being made counts too.
     tty.setcbreak(descriptor, termios.TCSANOW)
     loop.add_reader(descriptor, pressed)
     try:
-        yield ended
+        yield typed
     finally:
         loop.remove_reader(descriptor)
         with contextlib.suppress(termios.error):

@@ -31,8 +31,10 @@ from schemas.model import Body
 from schemas.results import Result
 from schemas.strict_json import JsonObject
 from worker.bus.errors import Unavailable
+from worker.client import given
 from worker.client.checkpoints import Calls
 from worker.client.errors import CallTimeout, NobodyThere, Refused
+from worker.client.given import When
 
 UNANSWERED: Final = "unavailable"
 """Reason of an authorization that nobody answered in time."""
@@ -96,7 +98,7 @@ class Caps:
         user: str,
         mint_key: str,
         *,
-        latest_expires_at_ms: int,
+        latest_expires_at_ms: When,
         cap: int,
         command_id: str | None = None,
         timeout_ms: int | None = None,
@@ -114,9 +116,8 @@ class Caps:
         Raises:
             Refused: ``minting-paused``, ``different-reservation`` or ``no-free-second``.
         """
-        body = Reserve.from_object(
-            {"v": 1, "latest_expires_at_ms": latest_expires_at_ms, "cap": cap}
-        )
+        at_ms = given.instant_ms("latest_expires_at_ms", latest_expires_at_ms)
+        body = Reserve.from_object({"v": 1, "latest_expires_at_ms": at_ms, "cap": cap})
         return await self._capped((user, mint_key), body, command_id, timeout_ms)
 
     async def confirm(
@@ -124,7 +125,7 @@ class Caps:
         user: str,
         mint_key: str,
         *,
-        grant_expires_at_ms: int,
+        grant_expires_at_ms: When,
         command_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> Capped:
@@ -133,7 +134,8 @@ class Caps:
         Raises:
             Refused: With a reason of the table of ``confirm``.
         """
-        body = Confirm.from_object({"v": 1, "grant_expires_at_ms": grant_expires_at_ms})
+        at_ms = given.instant_ms("grant_expires_at_ms", grant_expires_at_ms)
+        body = Confirm.from_object({"v": 1, "grant_expires_at_ms": at_ms})
         return await self._capped((user, mint_key), body, command_id, timeout_ms)
 
     async def authorize(
@@ -141,7 +143,7 @@ class Caps:
         user: str,
         *,
         amount: int,
-        grant_expires_at_ms: int,
+        grant_expires_at_ms: When,
         command_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> Authorization:
@@ -154,9 +156,8 @@ class Caps:
         Raises:
             Denied: The broker's permissions do not allow it.
         """
-        body = Authorize.from_object(
-            {"v": 1, "amount": amount, "grant_expires_at_ms": grant_expires_at_ms}
-        )
+        at_ms = given.instant_ms("grant_expires_at_ms", grant_expires_at_ms)
+        body = Authorize.from_object({"v": 1, "amount": amount, "grant_expires_at_ms": at_ms})
         began = self._monotonic()
         try:
             result = await self._call((user,), body, command_id, timeout_ms)
@@ -173,12 +174,13 @@ class Caps:
         self,
         user: str,
         *,
-        expires_at_ms: int,
+        expires_at_ms: When,
         command_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> Capped:
         """End the active grant if it is the one that expires at this second."""
-        body = Revoke.from_object({"v": 1, "expires_at_ms": expires_at_ms})
+        at_ms = given.instant_ms("expires_at_ms", expires_at_ms)
+        body = Revoke.from_object({"v": 1, "expires_at_ms": at_ms})
         return await self._capped((user,), body, command_id, timeout_ms)
 
     async def stop(

@@ -20,7 +20,10 @@ from schemas.results import Result
 from schemas.strict_json import JsonObject
 from schemas.subjects import Checkpoint, Speaker
 from schemas.views import CheckpointDetail, CheckpointView
+from worker.client import given
 from worker.client.errors import Answer, NobodyThere, QueryTimeout, Refused
+from worker.client.given import When
+from worker.errors import ClientError
 
 NO_ANSWER: Final = object()
 """Resume without filing an answer; ``None`` would file null."""
@@ -102,6 +105,32 @@ class Page:
     next_cursor: str | None
 
 
+class Settled(CheckpointView):
+    """A checkpoint that has settled, and what was answered.
+
+    It is neither true nor false: a run that was resumed may have been answered with a no.
+
+    Attributes:
+        answer: The record of the answer; ``None`` if there is none, or it is not for our eyes.
+    """
+
+    answer: dict[str, Any] | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether its holder let the run go on, with whatever answer; else it expired."""
+        return self.state == "resumed"
+
+    @property
+    def value(self) -> Any:
+        """What was answered; ``None`` if nothing was, or it is not for our eyes."""
+        return None if self.answer is None else self.answer.get("value")
+
+    def __bool__(self) -> bool:
+        """Refuse to be asked: see ``resumed`` and ``value``."""
+        raise TypeError("a settlement is neither true nor false; ask for .resumed and .value")
+
+
 class Checkpoints:
     """The verbs and queries of the plane ``cp``; errors are those of ``Client.call``."""
 
@@ -113,11 +142,11 @@ class Checkpoints:
         endpoint: str,
         token: str,
         *,
-        deadline_at_ms: int,
-        holder: Speaker | None = None,
+        deadline_at_ms: When,
+        holder: Speaker | str | None = None,
         goal: Goal | None = None,
         obligations: Sequence[Obligation] | None = None,
-        prompt: PromptRecord | None = None,
+        prompt: PromptRecord | Mapping[str, Any] | None = None,
         command_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> Outcome:
@@ -125,17 +154,29 @@ class Checkpoints:
 
         Idempotent: the same mint by another command answers ``already_minted``.
 
+        Args:
+            endpoint: Its endpoint, dotted.
+            token: Its token, never used before.
+            deadline_at_ms: Milliseconds since 1970, or a ``datetime`` with a zone.
+            holder: Who may resume: a ``Speaker``, or ``principal.uid``.
+            goal: What it is part of.
+            obligations: What it owes; with a goal only.
+            prompt: What a person is asked: the record, or its fields (``{"title": "Ship?"}``).
+            command_id: One per intent; a new one if absent.
+            timeout_ms: How long to wait for the result.
+
         Raises:
+            BadInput: An argument cannot be; nothing was sent.
             Refused: ``conflict`` if the token was minted before with other terms.
         """
         body = Mint.from_object(
             {
                 "v": 1,
-                "deadline_at_ms": deadline_at_ms,
-                "holder": {"id": holder.principal, "lifecycleUid": holder.uid} if holder else None,
+                "deadline_at_ms": given.instant_ms("deadline_at_ms", deadline_at_ms),
+                "holder": given.holder(holder),
                 "goal": goal.to_object() if goal else None,
                 "obligations": [item.to_object() for item in obligations] if obligations else None,
-                "prompt": prompt.to_object() if prompt else None,
+                "prompt": given.prompt(prompt),
             }
         )
         return await self._verb("mint", endpoint, token, body, command_id, timeout_ms)
@@ -146,7 +187,7 @@ class Checkpoints:
         token: str,
         *,
         generation: int,
-        deadline_at_ms: int,
+        deadline_at_ms: When,
         command_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> Outcome:
@@ -156,7 +197,7 @@ class Checkpoints:
             endpoint: Its endpoint, dotted.
             token: Its token.
             generation: The generation being extended.
-            deadline_at_ms: The new deadline.
+            deadline_at_ms: The new one: milliseconds since 1970, or a ``datetime`` with a zone.
             command_id: One per intent; a new one if absent.
             timeout_ms: How long to wait for the result.
 
@@ -164,9 +205,8 @@ class Checkpoints:
             Refused: ``conflict`` if another generation is in force or it is settled, ``expired``
                 if it is due.
         """
-        body = Heartbeat.from_object(
-            {"v": 1, "generation": generation, "deadline_at_ms": deadline_at_ms}
-        )
+        at_ms = given.instant_ms("deadline_at_ms", deadline_at_ms)
+        body = Heartbeat.from_object({"v": 1, "generation": generation, "deadline_at_ms": at_ms})
         return await self._verb("heartbeat", endpoint, token, body, command_id, timeout_ms)
 
     async def resume(
@@ -259,7 +299,7 @@ class Checkpoints:
         *,
         endpoint: str | None = None,
         holder: str | None = None,
-        due_before_ms: int | None = None,
+        due_before_ms: When | None = None,
         limit: int = 100,
         cursor: str | None = None,
         timeout_ms: int | None = None,
@@ -269,7 +309,9 @@ class Checkpoints:
             {
                 "endpoint": endpoint,
                 "holder": holder,
-                "due_before_ms": due_before_ms,
+                "due_before_ms": None
+                if due_before_ms is None
+                else given.instant_ms("due_before_ms", due_before_ms),
                 "limit": limit,
                 "cursor": cursor,
             }
@@ -286,7 +328,7 @@ class Checkpoints:
         *,
         endpoint: str | None = None,
         holder: str | None = None,
-        due_before_ms: int | None = None,
+        due_before_ms: When | None = None,
         limit: int = 1_000,
     ) -> AsyncIterator[Page]:
         """Every page of waiting checkpoints, one after another."""
@@ -304,8 +346,10 @@ class Checkpoints:
             if cursor is None:
                 return
 
-    async def wait_settled(self, endpoint: str, token: str, *, timeout_ms: int) -> CheckpointView:
+    async def wait_settled(self, endpoint: str, token: str, *, timeout_ms: int) -> "Settled":
         """Wait until a checkpoint has settled, through restarts of workers and broker.
+
+        What was answered is there too, for whoever may see it.
 
         Args:
             endpoint: Its endpoint, dotted.
@@ -333,8 +377,18 @@ class Checkpoints:
                 await asyncio.sleep(RETRY_S)
             else:
                 if answer.outcome == "settled":
-                    return CheckpointView.from_object(answer.data)
+                    return await self._settled(endpoint, token, answer.data)
         raise QueryTimeout("the checkpoint has not settled in time")
+
+    async def _settled(self, endpoint: str, token: str, data: JsonObject) -> "Settled":
+        settled = Settled.from_object(data)
+        if settled.answer_id is None:
+            return settled
+        try:
+            detail = await self.show(endpoint, token)
+        except ClientError:
+            return settled
+        return settled.model_copy(update={"answer": detail.answer})
 
     async def _verb(
         self,

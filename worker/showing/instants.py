@@ -68,7 +68,7 @@ def show_instant(at_ms: int) -> str:
 
 
 def show_duration(ms: int) -> str:
-    """A duration with its two largest units: ``2h30m``, ``1.250s``, ``40ms``."""
+    """A duration with its two largest units: ``2h30m``, ``9h0m``, ``1.250s``, ``40ms``."""
     if ms < 0:
         return "-" + show_duration(-ms)
     if ms < 1_000:
@@ -79,5 +79,9 @@ def show_duration(ms: int) -> str:
     days, seconds = divmod(seconds, 86_400)
     hours, seconds = divmod(seconds, 3_600)
     minutes, seconds = divmod(seconds, 60)
-    parts = [f"{n}{u}" for n, u in ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s")) if n]
-    return "".join(parts[:2])
+    counts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
+    first = next(n for n, (count, _) in enumerate(counts) if count)
+    # A zero between stays, or hours and seconds would look like hours and minutes.
+    exact = not any(count for count, _ in counts[first + 1 :])
+    shown = counts[first : first + (1 if exact else 2)]
+    return "".join(f"{count}{unit}" for count, unit in shown)

@@ -18,7 +18,9 @@ def lines(look: Look, now_ms: int) -> list[str]:
     if pulse := tables.pulse(look):
         shown.append(pulse)
     shown += [f"warning: {sentence}" for sentence in judging.warnings(look, now_ms)]
-    for section in tables.sections(look, now_ms):
+    found = tables.sections(look, now_ms)
+    found.insert(2, tables.turns(look, now_ms))
+    for section in found:
         shown += ["", *_section(section)]
     return shown
 

@@ -1,6 +1,7 @@
 """A look drawn for a terminal of any size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
@@ -12,12 +13,16 @@ from worker.showing.instants import show_instant
 from worker.top import judging, tables
 from worker.top.look import Look
 from worker.top.tables import Row, Section, Tone
+from worker.top.view import HINT, View
 
 WIDE: Final = 130
 """Columns from which on two sections stand side by side."""
 
 TALL: Final = 30
 """Lines from which on a blank one stands after each section."""
+
+HINTED: Final = 20
+"""Lines from which on the last one says which keys there are."""
 
 MOST_WARNINGS: Final = 4
 LEAST_ROWS: Final = 2
@@ -37,7 +42,9 @@ _STYLES: Final[dict[Tone, str]] = {
 }
 
 
-def draw(look: Look, now_ms: int, width: int, height: int) -> RenderableType:
+def draw(
+    look: Look, now_ms: int, width: int, height: int, view: View | None = None
+) -> RenderableType:
     """The whole screen.
 
     Args:
@@ -45,7 +52,9 @@ def draw(look: Look, now_ms: int, width: int, height: int) -> RenderableType:
         now_ms: The worker's clock now; countdowns count to it.
         width: Columns of the terminal.
         height: Lines of the terminal.
+        view: What of it is looked at; without one no keys are told.
     """
+    shows = view or View()
     warnings = judging.warnings(look, now_ms)
     shown = warnings[:MOST_WARNINGS]
     top: list[RenderableType] = [_head(look, now_ms, width)]
@@ -55,13 +64,25 @@ def draw(look: Look, now_ms: int, width: int, height: int) -> RenderableType:
     if len(warnings) > len(shown):
         top.append(Text(f"! and {len(warnings) - len(shown)} more", style="bold red"))
     top.append(Text(""))
-    found = tables.sections(look, now_ms)
-    room = height - len(top)
+    found = shows.sections(look, now_ms)
+    hints: list[RenderableType] = []
+    if view is not None and height >= HINTED:
+        hints = [Text(HINT, style="dim", no_wrap=True, overflow="ellipsis")]
+    has_keys = found[view.focus % len(found)].name if view is not None else ""
+    room = height - len(top) - len(hints)
     if width >= WIDE:
-        body = _side_by_side(found, room, width)
+        body = _side_by_side(found, room, width, _Keys(has_keys, shows.offsets))
     else:
-        body = _stacked(found, room, width, _TURNS)
-    return Group(*top, *body)
+        body = _stacked(found, room, width, _TURNS, _Keys(has_keys, shows.offsets))
+    return Group(*top, *body, *hints)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Which list has the keys, by its name, and how far each is scrolled."""
+
+    name: str
+    offsets: Mapping[str, int]
 
 
 def _head(look: Look, now_ms: int, width: int) -> Text:
@@ -84,19 +105,21 @@ def _head(look: Look, now_ms: int, width: int) -> Text:
 
 
 def _stacked(
-    found: Sequence[Section], room: int, width: int, turns: Sequence[int]
+    found: Sequence[Section], room: int, width: int, turns: Sequence[int], keys: _Keys
 ) -> list[RenderableType]:
     blank = 1 if room >= TALL else 0
     wanted = [max(1, len(section.rows)) for section in found]
     given = _share_out(wanted, room - (2 + blank) * len(found), turns)
     parts: list[RenderableType] = []
     for section, rows in zip(found, given, strict=True):
-        parts += _part(section, rows, width)
+        parts += _part(section, rows, width, keys)
         parts += [Text("")] * blank
     return parts
 
 
-def _side_by_side(found: Sequence[Section], room: int, width: int) -> list[RenderableType]:
+def _side_by_side(
+    found: Sequence[Section], room: int, width: int, keys: _Keys
+) -> list[RenderableType]:
     """Checkpoints on the left, everything else on the right."""
     left, right = found[:1], found[1:]
     half = (width - 1) // 2
@@ -104,8 +127,8 @@ def _side_by_side(found: Sequence[Section], room: int, width: int) -> list[Rende
     grid.add_column(width=half)
     grid.add_column(width=half)
     grid.add_row(
-        Group(*_stacked(left, room, half, _TURNS[:1])),
-        Group(*_stacked(right, room, half, _TURNS[1:])),
+        Group(*_stacked(left, room, half, _TURNS[:1], keys)),
+        Group(*_stacked(right, room, half, _TURNS[1:], keys)),
     )
     return [grid]
 
@@ -152,14 +175,18 @@ def _widths(columns: Sequence[str], shown: Sequence[Row], room: int) -> list[int
     return widths
 
 
-def _part(section: Section, rows: int, width: int) -> list[RenderableType]:
+def _part(section: Section, rows: int, width: int, keys: _Keys) -> list[RenderableType]:
+    style = "bold reverse" if section.name == keys.name else "bold"
     title = Text.assemble(
-        (section.name, "bold"), "  ", section.summary, no_wrap=True, overflow="ellipsis"
+        (section.name, style), "  ", section.summary, no_wrap=True, overflow="ellipsis"
     )
     if not section.rows:
         return [title, Text(f"  {section.empty}", style="dim")] if section.empty else [title]
-    hidden = len(section.rows) - rows
-    shown = section.rows if hidden <= 0 else section.rows[: rows - 1]
+    total = len(section.rows)
+    hidden = total > rows
+    room_for = rows - 1 if hidden else rows
+    above = max(0, min(keys.offsets.get(section.name, 0), total - room_for))
+    shown = section.rows[above : above + room_for]
     table = Table(box=None, padding=(0, 1), header_style="dim", show_edge=False)
     room = width - 2 * len(section.columns)
     for name, wide in zip(section.columns, _widths(section.columns, shown, room), strict=True):
@@ -173,7 +200,8 @@ def _part(section: Section, rows: int, width: int) -> list[RenderableType]:
     for row in shown:
         first, *others = row.cells
         table.add_row(Text(first, style=_STYLES[row.tone]), *map(Text, others))
-    if hidden > 0:
-        more = f"… {hidden + 1}{'+' if section.more else ''} more"
+    if hidden:
+        more = f"… {total - above - room_for}{'+' if section.more else ''} more"
+        more += f", {above} above" if above else ""
         table.add_row(*([Text("")] * (len(section.columns) - 1)), Text(more, style="dim"))
     return [title, table]

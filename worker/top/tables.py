@@ -4,11 +4,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from schemas.admission import ACTIVE, DEBT, STARTS, PolicyView
+from schemas.admission import ACTIVE, DEBT, STARTS, PolicyView, SeatView
 from schemas.caps import REVOKED, ListedCap
 from worker.showing.instants import show_duration
 from worker.showing.text import visible
-from worker.showing.words import BLOCKS
+from worker.showing.words import BLOCKS, FREES
 from worker.top.look import Look, Rates
 
 Tone = Literal["", "dim", "good", "warn", "bad"]
@@ -128,6 +128,49 @@ def seats(look: Look, now_ms: int) -> Section:
         look.more_seats,
         _unless_unseen(look, "policy", "no seat is held and no turn waits"),
     )
+
+
+def turns(look: Look, now_ms: int) -> Section:
+    """Turns one by one: those that hold a seat, then those that wait for one."""
+    rows = [
+        Row(
+            (
+                seat.request_id,
+                seat.state,
+                visible(seat.agent_id),
+                visible(f"{seat.provider} {seat.model}"),
+                short(now_ms - seat.admitted_at_ms),
+                _why_held(seat),
+            ),
+            "bad" if seat.state in DEBT else "warn" if seat.suspect_since_ms is not None else "",
+        )
+        for seat in look.seats
+    ]
+    for turn in look.queue.turns if look.queue is not None else ():
+        blocked = ", ".join(BLOCKS.get(block, block) for block in turn.blocks)
+        cells = (
+            turn.request_id,
+            "queued",
+            visible(turn.agent_id),
+            visible(f"{turn.provider} {turn.model}"),
+            short(turn.waited_ms or 0),
+            blocked or BLOCKS["order"],
+        )
+        rows.append(Row(cells, "dim"))
+    return Section(
+        "TURNS",
+        seats(look, now_ms).summary,
+        ("REQUEST", "STATE", "AGENT", "MODEL", "SINCE>", "NOTE*"),
+        tuple(rows),
+        look.more_seats,
+        _unless_unseen(look, "policy", "no seat is held and no turn waits"),
+    )
+
+
+def _why_held(seat: SeatView) -> str:
+    if seat.state in DEBT:
+        return "freed by " + "; ".join(FREES.get(one, one) for one in seat.frees)
+    return f"suspect: {seat.suspicion}" if seat.suspect_since_ms is not None else ""
 
 
 def _seat_summary(policy: PolicyView, look: Look) -> str:
