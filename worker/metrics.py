@@ -6,9 +6,12 @@ a space's state are brought up to date when they are asked for (``worker.web.sam
 replica shows the same state: aggregate them with ``max``, never with ``sum``.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 REGISTRY = CollectorRegistry(auto_describe=True)
+
+ProcessCollector(registry=REGISTRY)
+"""``process_…``: memory, CPU, open files and their bound, start time (Linux)."""
 
 _LATENESS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.35, 0.5, 1, 5, 60, 3600)
 _WAIT_BUCKETS = (0.01, 0.1, 0.5, 1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800)

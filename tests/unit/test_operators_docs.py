@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import ProcessCollector
 
 from worker import metrics
 from worker.admission import sampling
@@ -15,7 +16,10 @@ from worker.ledger import errors as ledger_errors
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
-COLLECTORS: list[Any] = list(metrics.REGISTRY._collector_to_names)
+PROCESS: Any = next(
+    one for one in metrics.REGISTRY._collector_to_names if isinstance(one, ProcessCollector)
+)
+COLLECTORS: list[Any] = [one for one in metrics.REGISTRY._collector_to_names if one is not PROCESS]
 SCRAPED = frozenset({"instance", "job"})
 _NAME = re.compile(r"\btidegate_[a-z_]+\b")
 _MATCHER = re.compile(r"(tidegate_[a-z_]+)(?:\{([^}]*)\})?")
@@ -112,6 +116,16 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert() -> None:
     assert families - used_families == set()
 
 
+def test_what_is_said_of_the_process_is_what_this_system_tells() -> None:
+    used = {
+        name
+        for expression in EXPRESSIONS.values()
+        for name in re.findall(r"process_\w+", expression)
+    }
+    assert used == {"process_open_fds", "process_max_fds"}
+    assert used <= {family.name for family in PROCESS.collect()}
+
+
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
 def test_every_alert_says_what_it_is_and_where_to_look(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
@@ -119,7 +133,7 @@ def test_every_alert_says_what_it_is_and_where_to_look(rule: dict[str, Any]) -> 
     notes = rule["annotations"]
     assert notes["summary"].endswith(".")
     assert notes["description"].endswith(".")
-    page, _, anchor = notes["runbook"].partition("#")
+    page, _, anchor = notes["runbook_url"].partition("#")
     assert page == "docs/runbook.md"
     assert anchor == rule["alert"].lower()
     assert f"\n### {rule['alert']}\n" in RUNBOOK
