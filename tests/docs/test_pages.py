@@ -1,5 +1,6 @@
 """Every page that shows commands does what it says; the convention is in ``tests.docs``."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,15 @@ def test_every_block_of_a_page_does_what_the_page_says(page: str, tmp_path: Path
         print(f"not run: {page}:{block.line}: {block.detail}")
     assert len(skipped) == SKIPPED[page]
     run(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", SKIPPED)
+def test_a_file_is_named_where_a_reader_sees_it(page: str) -> None:
+    """The comment that makes a block a file is not there once the page is rendered."""
+    lines = (ROOT / page).read_text().splitlines()
+    for number, line in enumerate(lines):
+        if (name := re.fullmatch(r"<!-- docs: file (\S+) -->", line)) is not None:
+            assert lines[number - 2 : number] == [f"`{name[1]}`:", ""], f"line {number + 1}"
 
 
 def run(page: str, folder: Path) -> None:

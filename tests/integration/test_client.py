@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,15 @@ from worker.bus import conf
 from worker.bus.connection import Connection
 from worker.bus.errors import Denied
 from worker.bus.options import ConnectOptions
-from worker.client import CallTimeout, Client, NobodyThere, QueryTimeout, Refused, new_command_id
+from worker.client import (
+    CallTimeout,
+    Client,
+    NobodyThere,
+    QueryTimeout,
+    Refused,
+    connect,
+    new_command_id,
+)
 
 HOUR_MS = 3_600_000
 
@@ -55,6 +64,31 @@ async def test_a_call_returns_its_own_result(space: Space, worker: RunningWorker
         detail = await client.cp.show("build", "one")
         assert detail.answer is not None
         assert detail.answer["value"] == {"go": True}
+
+
+async def test_the_front_door_needs_one_import_and_plain_values(
+    space: Space, worker: RunningWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_NATS_URL", space.server.url)
+    monkeypatch.setenv("TIDEGATE_SPACES", space.names.space)
+    monkeypatch.setenv("TIDEGATE_DATA_DIR", str(tmp_path))
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    async with connect("maria") as maria, connect("deployer") as agent:
+        holder = f"{maria.speaker.principal}.{maria.speaker.uid}"
+        prompt = {"title": "Ship?", "choices": ["yes", "no"]}
+        minted = await agent.cp.mint("runs", "t", deadline_at_ms=soon, holder=holder, prompt=prompt)
+        assert minted.checkpoint.deadline_at_ms == int(soon.timestamp() * 1000)
+        await maria.cp.resume("runs", "t", answer="no")
+        settled = await agent.cp.wait_settled("runs", "t", timeout_ms=20_000)
+        assert (settled.resumed, settled.value) == (True, "no")
+        assert settled.answer is not None
+        assert settled.answer["by"] == "maria"
+        async with space.client("bystander") as other:
+            unseen = await other.cp.wait_settled("runs", "t", timeout_ms=20_000)
+        assert unseen.resumed
+        assert unseen.answer is None
+    async with connect("maria") as again:
+        assert again.speaker == maria.speaker, "the life that is kept here"
 
 
 async def test_a_refusal_carries_code_reason_and_result(

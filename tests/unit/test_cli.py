@@ -156,6 +156,14 @@ def test_a_name_that_is_none_is_refused_with_what_it_may_be(tmp_path: Path) -> N
     assert "TOKEN: a token matches [A-Za-z0-9_-]{1,64}" in said
 
 
+def test_a_user_id_with_an_underscore_is_refused_with_the_reason(tmp_path: Path) -> None:
+    said = command(["cap", "show", "ann_lee"], environment(data_dir=tmp_path)).stderr
+    assert "a user id matches [A-Za-z0-9-]{1,100}; it has no _" in said
+    other = command(["cap", "show", "ann lee"], environment(data_dir=tmp_path)).stderr
+    assert "a user id matches" in other
+    assert "it has no _" not in other
+
+
 def test_config_show_lists_every_setting_with_its_source(tmp_path: Path) -> None:
     file = tmp_path / "tidegate.env"
     file.write_text("TIDEGATE_ROOT=filed\n")

@@ -435,7 +435,10 @@ def _call(
 
 def _user(user: str) -> str:
     if not tokens.is_user(user):
-        common.usage("USER", f"a user id matches {tokens.USER_PATTERN}")
+        # Ids of people come from outside and are compared as they stand, in records for ever.
+        why = "; it has no _, unlike other names, so that a_b and a-b are never two people"
+        said = f"a user id matches {tokens.USER_PATTERN}"
+        common.usage("USER", said + (why if "_" in user else ""))
     return user
 
 
