@@ -107,7 +107,7 @@ def named(data_dir: Path, principal: str) -> Kept | None:
     return kept
 
 
-def init(data_dir: Path, principal: str, uid: str) -> Kept:
+def init(data_dir: Path, principal: str, uid: str, *, may_be_default: bool = True) -> Kept:
     """Keep an identity, unless that principal has one already.
 
     Of several processes that do this at once, one writes and all get what it wrote; a crash leaves
@@ -117,6 +117,7 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
         data_dir: The data folder; made if it is missing.
         principal: The name.
         uid: A new uid, used if there is none yet.
+        may_be_default: Whether it becomes the default one if there is none yet.
 
     Raises:
         BadIdentity: If the name does not match its grammar or an existing file is unusable.
@@ -134,7 +135,8 @@ def init(data_dir: Path, principal: str, uid: str) -> Kept:
             return first
         if (kept := named(data_dir, principal)) is not None:
             return kept
-        becomes_default = first is None and not principal.startswith(RESERVED)
+        reserved = principal.startswith(RESERVED)
+        becomes_default = may_be_default and first is None and not reserved
         path = data_dir / "identity.json" if becomes_default else _path_of(data_dir, principal)
         try:
             if files.create_private(path, content.encode()):

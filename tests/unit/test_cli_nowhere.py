@@ -80,6 +80,19 @@ def test_who_only_looks_leaves_no_identity(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_is_named_for_one_command_does_not_become_the_default(tmp_path: Path) -> None:
+    env = environment(data_dir=tmp_path)
+    mint = ("cp", "mint", "runs", "one", "-d", "+1h", *NOBODY_AT)
+    for _ in range(2):
+        tidegate(*mint, "--as", "maria", env=env)
+    kept = tidegate("identity", "show", "maria", env=env).stdout
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["maria.json"]
+    assert tidegate("identity", "show", env=env).returncode == 1
+    tidegate(*mint, env=env)
+    assert not tidegate("identity", "show", env=env).stdout.startswith("maria.")
+    assert tidegate("identity", "show", "maria", env=env).stdout == kept
+
+
 @pytest.mark.parametrize("arguments", [("schema",), ("schema", "--names"), ("--version",)])
 def test_a_full_disk_behind_standard_output(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("wb") as full:

@@ -179,7 +179,8 @@ def _speaker(
 
         if not tokens.is_principal(principal):
             common.usage("--as", f"a principal matches {tokens.NAME_PATTERN}")
-        return _life_of(settings, principal, kept=kept)
+        # Who is named for one command is not whom the next one speaks as.
+        return _life_of(settings, principal, kept=kept, may_be_default=False)
     if settings.principal:
         return _life_of(settings, settings.principal, kept=kept)
     if _signs_in(settings):
@@ -187,7 +188,13 @@ def _speaker(
     return _one_life(OPERATOR_PREFIX) if operates else _life_of(settings, None, kept=kept)
 
 
-def _life_of(settings: "Settings", principal: str | None, *, kept: bool = True) -> Speaker:
+def _life_of(
+    settings: "Settings",
+    principal: str | None,
+    *,
+    kept: bool = True,
+    may_be_default: bool = True,
+) -> Speaker:
     """The life of a principal, or of the default one, that is kept here; a new one is kept.
 
     A reserved name gets a new one each time, and so does who only looks: nothing is held by them.
@@ -199,7 +206,8 @@ def _life_of(settings: "Settings", principal: str | None, *, kept: bool = True) 
         name = principal or _local_user()
         if name.startswith(identity.RESERVED) or not kept:
             return _one_life(name)
-        found = identity.init(settings.data_dir, name, identity.new_uid())
+        uid = identity.new_uid()
+        found = identity.init(settings.data_dir, name, uid, may_be_default=may_be_default)
         if found.created:
             common.say(f"tidegate: made an identity for {found.speaker.principal} in {found.path}")
     return found.speaker

@@ -73,6 +73,7 @@ def _speaker(who: Speaker | str | None, given: "Settings") -> Speaker:
     if principal.startswith(identity.RESERVED):
         return Speaker(principal, identity.new_uid())
     try:
-        return identity.init(given.data_dir, principal, identity.new_uid()).speaker
+        uid = identity.new_uid()
+        return identity.init(given.data_dir, principal, uid, may_be_default=False).speaker
     except identity.NoName as error:
         raise BadInput("who", "bad-token", error.message) from None
