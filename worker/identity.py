@@ -42,6 +42,7 @@ class NoName(BadIdentity):
     """A principal matches [A-Za-z0-9_-]{1,64}."""
 
     code = Code.BAD_REQUEST
+    reason = "bad-token"
 
 
 class OpenToOthers(BadIdentity):

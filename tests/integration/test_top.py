@@ -292,7 +292,7 @@ async def test_once_prints_it_plainly_and_says_if_nobody_is_there(
     assert nobody.returncode == 1
     assert "no answer" in nobody.stdout
     assert nobody.stdout.count("nobody takes this") == 1
-    assert nobody.stdout.count("not seen") == 4
+    assert nobody.stdout.count("not seen") == 5
 
 
 class Terminal:

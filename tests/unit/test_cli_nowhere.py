@@ -10,6 +10,12 @@ import pytest
 from tests.support.process import environment
 
 UNKNOWN_USER = 54321
+WITHOUT_ROOM = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may grow, as on a full disk
+from worker.cli.main import run
+run()
+"""
 AS_NOBODY_KNOWN = f"""
 import os, sys
 os.setreuid({UNKNOWN_USER}, 0)  # who we are has no entry among the users; files stay readable
@@ -73,6 +79,17 @@ def test_a_folder_that_cannot_be_written_to(arguments: tuple[str, ...], said: st
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("identity", "init", "maria"), ("cp", "mint", "r", "-d", "+1h", *NOBODY_AT)]
+)
+def test_a_disk_without_room_for_an_identity(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = tidegate(*arguments, env=environment(data_dir=tmp_path), code=WITHOUT_ROOM)
+    assert done.returncode == 1
+    assert "an identity cannot be kept" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.rglob("*")) == [], "nothing half written is left"
 
 
 def test_who_only_looks_leaves_no_identity(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def instant_ms(field: str, value: When) -> int:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             message = f"field {field} is a datetime without a zone; give it one: tzinfo=UTC"
-            raise BadInput(field, "no-zone", message)
+            raise BadInput(field, "wrong-type", message)
         since = value - _EPOCH
         return since.days * 86_400_000 + since.seconds * 1_000 + since.microseconds // 1_000
     if type(value) is not int:
