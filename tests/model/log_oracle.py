@@ -1,0 +1,151 @@
+"""What the ledger promises about any command, written from the design: roles, command ids, time.
+
+An oracle of a plane is plain Python over dicts and shares no code with the fold. It judges commands
+one by one in log order; ``Envelope`` is what stands before every plane.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+REMEMBERED_MS = 30 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command as it stands in the log.
+
+    Attributes:
+        plane: ``adm``, ``cap`` or ``sys``.
+        verb: Of the plane.
+        key: What follows the verb in the subject.
+        body: Its body without ``v``; the order of its keys is the order on the wire.
+        by: The principal.
+        uid: The principal's life.
+        at_ms: When the broker stored it.
+        command_id: Its header, if it has one.
+    """
+
+    plane: str
+    verb: str
+    key: tuple[str, ...]
+    body: Mapping[str, Any]
+    by: str
+    uid: str
+    at_ms: int
+    command_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Says:
+    """A result.
+
+    Attributes:
+        outcome: The outcome, or the reason of a refusal.
+        code: Code of a refusal; ``None`` if it is ok.
+        data: What the result's data must hold; a value ``None`` must not be there.
+    """
+
+    outcome: str
+    code: str | None = None
+    data: Json = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``refused``, or ``failed`` where the fault is the worker's."""
+        if self.code is None:
+            return "ok"
+        return "failed" if self.code in ("internal", "unavailable") else "refused"
+
+
+def differs(said: Says, result: Json) -> str:
+    """Why a result is not what an oracle says; empty if it is."""
+    error = result.get("error", {})
+    got = (result["status"], result["outcome"], error.get("code"), error.get("reason"))
+    reason = None if said.code is None else said.outcome
+    if got != (said.status, said.outcome, said.code, reason):
+        return f"expected {said}, got {got} {result.get('data')} {error.get('message', '')}"
+    for name, wanted in said.data.items():
+        if result["data"].get(name) != wanted:
+            return f"{name} should be {wanted!r} in {result}"
+    return ""
+
+
+class Envelope:
+    """Log time, roles and the memory of command ids, in front of one plane.
+
+    Attributes:
+        known: Names of known differences, in which the oracle follows the fold.
+        now_ms: Log time.
+    """
+
+    ANEW: frozenset[tuple[str, str]] = frozenset()
+    """Verbs whose ok is a licence: a repeat is judged at its own sequence."""
+
+    def __init__(self, known: frozenset[str] = frozenset()) -> None:
+        self.known = known
+        self.now_ms = 0
+        self.remembered: dict[tuple[str, str], tuple[str, Says, int]] = {}
+
+    def command(self, seq: int, command: Command) -> Says:
+        """Judge one command."""
+        self.now_ms = max(self.now_ms, command.at_ms)
+        self.begin(seq)
+        if not self._may_speak(command):
+            return Says("wrong-role", "permission-denied")
+        if command.command_id is None:
+            return self.judge(command, again=None)
+        name = (command.by, command.command_id)
+        told = json.dumps(
+            [command.plane, command.verb, command.key, command.uid, command.body],
+            sort_keys="id-memory-compares-bytes" not in self.known,
+        )
+        before = self.remembered.get(name)
+        if before is not None and before[2] <= self.now_ms - REMEMBERED_MS:
+            before = None
+        if before is None:
+            said = self.judge(command, again=None)
+            if said.code != "bad-request":
+                self.remembered[name] = (told, said, self.now_ms)
+            return said
+        if before[0] != told:
+            return Says("command-id-reused", "conflict")
+        anew = (command.plane, command.verb) in self.ANEW
+        if anew and (command.plane == "cap" or "licences-from-memory" not in self.known):
+            return self.judge(command, again=before[1])
+        return before[1]
+
+    def tick(self, seq: int, at_ms: int) -> None:
+        """Let time pass."""
+        self.now_ms = max(self.now_ms, at_ms)
+        self.begin(seq)
+        self.time_passes()
+
+    def begin(self, seq: int) -> None:
+        """A command begins; what is said from here on is said by it."""
+        raise NotImplementedError
+
+    def judge(self, command: Command, again: Says | None) -> Says:
+        """Judge a command that is new, or must be judged anew; ``again`` is what was said then."""
+        raise NotImplementedError
+
+    def time_passes(self) -> None:
+        """Do what time alone decides."""
+        raise NotImplementedError
+
+    def _may_speak(self, command: Command) -> bool:
+        operators = {
+            ("adm", verb) for verb in ("cancel", "resolve", "cooldown", "policy", "drain")
+        } | {("cap", verb) for verb in ("revoke", "stop", "bump", "minting", "import")}
+        common = {("adm", "cancel"), ("cap", "revoke"), ("cap", "stop"), ("cap", "bump")}
+        what = (command.plane, command.verb)
+        if command.by.startswith("_op"):
+            return what in operators
+        if command.by.startswith("_worker"):
+            return command.plane == "sys"
+        if command.by.startswith("_witness"):
+            return what == ("sys", "evidence")
+        return command.plane != "sys" and (what not in operators or what in common)
