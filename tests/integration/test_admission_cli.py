@@ -153,12 +153,6 @@ def test_people_are_shown_words(shell: Shell) -> None:
     assert "admission is drained" in shell.run("show", "r1")
     assert "admission is drained" in shell.run("queue")
     assert "0 held of 4 by a drain; the policy says 8" in shell.run("drain", "4", *OP)
-    assert "1 held of 99999 by a drain; the policy says 8" in shell.run("drain", "99999", *OP)
-    claim = ("policy", "--claim", "1", "--max-active-turns", "5", "--max-priority", "*=0")
-    assert "1 held of 5; a drain to 99999 stands" in shell.run(*claim, *OP)
-    assert "1 held of 6" in shell.run(
-        "policy", "--claim", "2", "--max-active-turns", "6", "--resume", *OP
-    )
     assert "admitted" in shell.run("show", "r1")
     assert "the start timeout" in shell.run("leases", *OP)
     shell.run("start", "r1")
@@ -166,12 +160,25 @@ def test_people_are_shown_words(shell: Shell) -> None:
     assert "an operator (resolve)" in shell.run("recoverable", *OP)
     assert "request_recovery_required" in shell.run("events", *OP)
     assert "the turn is recovery_required" in shell.run("active", "r1", code=3) + shell.said
+
+
+def test_a_limit_is_told_with_whose_it_is(shell: Shell) -> None:
+    assert "0 held of 99999 by a drain; the policy says 8" in shell.run("drain", "99999", *OP)
+    claim = ("policy", "--claim", "1", "--max-active-turns", "5", "--max-priority", "*=0")
+    shown = shell.run(*claim, *OP)
+    assert "0 held of 5; a drain to 99999 stands" in shown
+    assert "* 0" in shown
+    again = ("policy", "--claim", "2", "--max-active-turns", "6", "--resume")
+    assert "stands" not in shell.run(*again, *OP)
+
+
+def test_a_rest_is_taken_back_and_a_turn_that_ended_waits_for_no_seat(shell: Shell) -> None:
     shell.run("cooldown", "acme", "m1", "--until", "+300d", *OP)
     shell.run("cooldown", "acme", "m1", "--until", "+0s", "--replace", *OP)
-    shell.run("enqueue", "r2", *fixed)
-    shell.run("abandon", "r2", "--outcome", "failed")
-    again = shell.run("enqueue", "r2", *fixed, "--wait", code=3) + shell.said
-    assert "turn r2 has ended, it is failed" in again
+    shell.enqueue("r1", "--wait")
+    shell.run("abandon", "r1", "--outcome", "failed")
+    assert shell.enqueue("r1", "--wait", code=3)["state"] == "failed"
+    assert "turn r1 has ended, it is failed" in shell.said
 
 
 def test_the_journal_is_shown_by_a_worker_that_has_said_nothing_yet(

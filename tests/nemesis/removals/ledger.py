@@ -11,6 +11,13 @@ LEDGER: Final = (
     "tests/integration/test_ledger_fold.py::test_commands_of_all_kinds_get_one_result_each"
 )
 _FOLDED: Final = "tests/unit/test_ledger_fold.py"
+_REPEATS: Final = "tests/unit/test_admission_repeats.py"
+_REPEATED: Final = Edit(
+    "worker/ledger/fold.py",
+    "                if tx.ruleset < rulesets.MENDED or not _permits(command, known.verdict):\n"
+    "                    return known.verdict\n",
+    "                return known.verdict\n",
+)
 _REPLICAS: Final = "tests/integration/test_ledger_replicas.py"
 _REGRESSION: Final = "tests/integration/test_ledger_regression.py"
 _SNAPSHOTS: Final = "tests/integration/test_ledger_snapshots.py"
@@ -281,9 +288,10 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/fold.py",
-                "            if not anew:\n                return known.verdict\n",
-                "            if known.verdict:\n                return known.verdict\n",
+                "            if not anew:\n",
+                "            if known.verdict:\n",
             ),
+            _REPEATED,
             Edit(
                 "worker/ledger/fold.py",
                 'key, digest, b"" if anew else tail)\n',
@@ -291,6 +299,13 @@ GUARDS: Final[tuple[Guard, ...]] = (
             ),
         ),
         (f"{_FOLDED}::test_authorize_is_never_answered_from_memory",),
+        FOLD,
+    ),
+    Guard(
+        "licence-anew",
+        "an `ok` that permits something is repeated from memory",
+        (_REPEATED,),
+        (f"{_REPEATS}::test_a_licence_ends_with_its_seat",),
         FOLD,
     ),
     Guard(
