@@ -12,9 +12,10 @@ import structlog
 from schemas.names import kv_stream
 from schemas.subjects import Checkpoint
 from tests.support.cp import MINUTE_MS, Desk, Json, Replica, a_target, desk_in, serving, until
+from tests.support.process import command, space_environment
 from tests.support.space import Space
 from worker.bus.errors import Unavailable
-from worker.checkpoints import guard
+from worker.checkpoints import guard, lost
 
 
 @pytest.fixture
@@ -369,3 +370,64 @@ async def test_one_garbled_record_keeps_no_other_settlement_from_being_restored(
         assert [await desk.fact(target) for target in targets] == facts
         assert replica.plane._guard.regressed == ()
         await stands(desk, targets, statuses)
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "started-again"])
+async def test_mints_and_extensions_that_an_older_store_lost_are_listed_and_brought_back(
+    desk: Desk, own_space: Space, store: Store, running: bool
+) -> None:
+    replica = Replica(own_space)
+    await replica.start()
+    try:
+        kept, moved, settled = a_target(), a_target(), a_target()
+        for target in (kept, moved, settled):
+            await desk.mint(target)
+        await store.keep()
+        await ready(replica, desk)
+        minted, late = a_target(), a_target()
+        await desk.mint(minted, in_ms=10 * MINUTE_MS)
+        await desk.mint(late, in_ms=1_000)
+        await desk.heartbeat(moved, 1, in_ms=5 * MINUTE_MS)
+        await desk.heartbeat(moved, 2, in_ms=15 * MINUTE_MS)
+        await desk.resume(settled)
+        await replica.followed()
+        if not running:
+            await replica.stop()
+        await store.put_back()
+        if not running:
+            replica = await Replica(own_space).start()
+        await ready(replica, desk)
+        directory = replica.settings.data_dir / own_space.names.space
+
+        async def noted() -> bool:
+            return len(lost.read(directory)) >= 2
+
+        await until(noted, what="the losses are noted")
+        by_token = {one.token: one for one in lost.read(directory)}
+        assert {moved.token, minted.token} <= by_token.keys()
+        assert by_token.keys() <= {moved.token, minted.token, late.token}
+        assert by_token[minted.token].stands_at is None
+        assert by_token[moved.token].stands_at == 1
+        assert by_token[moved.token].generation == 3
+
+        env = space_environment(own_space, data_dir=replica.settings.data_dir)
+        done = await asyncio.to_thread(command, ["cp", "lost"], env)
+        assert done.returncode == 0, done.stderr
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("  tide")]
+        assert sorted(line[2] for line in lines if late.token not in line) == ["heartbeat", "mint"]
+        again = {line[2]: line for line in lines if late.token not in line}
+        holder = f"{desk.alice.principal}.{desk.alice.uid}"
+        assert again["mint"][-2:] == ["--holder", holder]
+        told = await desk.ask("mint", minted, {"deadline_at_ms": int(again["mint"][6])})
+        assert told["outcome"] == "minted"
+        told = await desk.ask(
+            "heartbeat",
+            moved,
+            {
+                "deadline_at_ms": int(again["heartbeat"][6]),
+                "generation": int(again["heartbeat"][8]),
+            },
+        )
+        assert told["outcome"] == "extended"
+    finally:
+        await replica.stop()

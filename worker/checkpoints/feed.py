@@ -42,6 +42,7 @@ log = logs.get()
 T = TypeVar("T")
 
 BATCH = 512
+EVERYTHING = 1_000_000
 MISSING_PAUSE_S = 2.0
 REBUILD_PAUSE_S = 1.0
 
@@ -63,6 +64,7 @@ class Feed:
         path: The index file.
         on_change: Told of each change as it passes by, in the event loop.
         settled_lately: Whether this worker saw a settlement through itself.
+        on_reset: Told what waited by the index, before it is thrown away for other streams.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Feed:
         path: Path,
         on_change: Callable[[Change], None],
         settled_lately: Callable[[Checkpoint, int], bool],
+        on_reset: Callable[[list[Pending]], None] = lambda rows: None,
     ) -> None:
         self._js = js
         self._names = names
@@ -80,6 +83,7 @@ class Feed:
         self._path = path
         self._on_change = on_change
         self._settled_lately = settled_lately
+        self._on_reset = on_reset
         self._thread = LocalThread(f"index-{names.space}")
         self._index: Index | None = None
         self._again = asyncio.Event()
@@ -147,6 +151,7 @@ class Feed:
                 marks[f"{stream}.created"] = -1
         known = {name: await self._run(self._it.mark, name) for name in marks}
         if self._stale or known != marks:
+            self._on_reset(await self.find(Filter(), EVERYTHING))
             await self._reset()
             self._stale = False
 
@@ -241,6 +246,13 @@ class Feed:
     async def unproven(self, before_ms: int, limit: int) -> list[Checkpoint]:
         """Settled checkpoints whose fact was not seen."""
         return await self._run(self._it.unproven, before_ms, limit)
+
+    async def unknown(self, rows: Sequence[Pending]) -> list[Pending]:
+        """Those of which the index has neither the same generation nor a later one."""
+        found: list[Pending] = []
+        for at in range(0, len(rows), BATCH):
+            found += await self._run(self._it.unknown, rows[at : at + BATCH])
+        return found
 
     async def specless(self, before_ms: int, limit: int) -> list[Checkpoint]:
         """What is due and can never settle, since it has no spec."""

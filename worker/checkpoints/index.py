@@ -143,6 +143,18 @@ class Index:
         rows = self._db.execute(statement, arguments).fetchall()
         return [_pending(row) for row in rows]
 
+    def unknown(self, rows: Sequence[Pending]) -> list[Pending]:
+        """Those of which this file has neither the same generation nor a later one."""
+        return [
+            row
+            for row in rows
+            if self._db.execute(
+                "SELECT 1 FROM pending WHERE endpoint = ? AND token = ? AND generation >= ?",
+                (row.target.endpoint, row.target.token, row.generation),
+            ).fetchone()
+            is None
+        ]
+
     def specless(self, before_ms: int, limit: int) -> list[Checkpoint]:
         """What was due before an instant, still waits, and has no spec that could be read."""
         rows = self._db.execute(

@@ -25,6 +25,7 @@ from worker.checkpoints.feed import Feed
 from worker.checkpoints.guard import Guard
 from worker.checkpoints.index import Change, FactSeen, Filter, SettledSeen, WaitingSeen
 from worker.checkpoints.looking import look, whole
+from worker.checkpoints.lost import Losses
 from worker.checkpoints.minting import Minter
 from worker.checkpoints.queries import CheckpointQueries
 from worker.checkpoints.records import Records
@@ -114,7 +115,9 @@ class CheckpointPlane:
             self._directory / "waiting.db",
             self._on_change,
             self._settler.settled_lately,
+            lambda rows: self._losses.suspect(rows),
         )
+        self._losses = Losses(names.space, self._clock, self._feed, self._records, self._directory)
         parts = (names, self._clock, self._records, self._settler, self._writer)
         self._minter = Minter(*parts, self._offer)
         self._repairer = Repairer(js, *parts, self._res, self._offer)
@@ -244,6 +247,7 @@ class CheckpointPlane:
             self._guard.run(self._look_owed, self._check_streams),
             self._feed.run(),
             self._sweep.run(self._may_act),
+            self._losses.run(self._may_act),
             self._pullers[names.cmd_stream].run(
                 self._gated(self._commands.handle), in_flight=self._settings.cp_in_flight
             ),

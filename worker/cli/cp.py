@@ -369,6 +369,32 @@ def list_(
 
 
 @app.command()
+def lost(
+    space: SpaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what the broker lost when its store came back older.
+
+    It is what the worker of this machine knew, and with each what mints or extends it again, if its
+    deadline is still ahead. Run it on every worker's machine, with its data directory; remove the
+    file that it names when you are done.
+    """
+    from dataclasses import asdict
+
+    from worker.checkpoints import lost as losses
+    from worker.spaces import space_dir
+
+    settings = sessions.load_settings({}, config).settings
+    directory = space_dir(settings.data_dir, space or settings.spaces[0])
+    found = losses.read(directory)
+    value = {"items": [asdict(one) for one in found], "file": str(directory / losses.FILE)}
+    common.emit(value, as_json, cp_views.lost_lines(found, common.now_ms()))
+    if found and not as_json:
+        common.say(f"Noted in {directory / losses.FILE}; remove it when all of it is dealt with.")
+
+
+@app.command()
 def wait(
     endpoint: Endpoint,
     token: Token,

@@ -1,8 +1,9 @@
 """How checkpoints look in a terminal."""
 
 import json
+import shlex
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from schemas.results import Result
 from schemas.strict_json import JsonObject
@@ -12,6 +13,9 @@ from worker.showing import columns as side_by_side
 from worker.showing.columns import columns
 from worker.showing.instants import show_duration, show_instant
 from worker.showing.text import escaped, visible_lines
+
+if TYPE_CHECKING:
+    from worker.checkpoints.lost import Lost
 
 NOT_SHOWN: Final = "there is one; only its minter, its holder and operators may see it"
 
@@ -67,6 +71,34 @@ def table(items: Sequence[CheckpointView], now_ms: int) -> list[str]:
             for item in items
         ],
     )
+
+
+def lost_lines(items: "Sequence[Lost]", now_ms: int) -> list[str]:
+    """What was lost, and below each what brings it back."""
+    if not items:
+        return ["nothing is known to be lost"]
+    lines: list[str] = []
+    for one in items:
+        what = "mint" if one.stands_at is None else f"extension to generation {one.generation}"
+        due = show_instant(one.deadline_at_ms)
+        lines.append(f"{one.endpoint} {one.token}: {what}, deadline {due}")
+        if one.deadline_at_ms <= now_ms:
+            lines.append("  too late: its deadline has passed")
+        elif one.stands_at is not None:
+            lines.append(
+                f"  tidegate cp heartbeat {one.endpoint} {one.token} -d {one.deadline_at_ms}"
+                f" -g {one.stands_at}"
+            )
+        elif one.holder_id is None:
+            lines.append("  its holder is not known: mint it as before")
+        else:
+            lines.append(
+                f"  tidegate cp mint {one.endpoint} {one.token} -d {one.deadline_at_ms}"
+                f" --holder {shlex.quote(f'{one.holder_id}.{one.holder_uid}')}"
+            )
+    if any(one.stands_at is None for one in items):
+        lines.append("A prompt, a goal and obligations are to be given anew, as they were.")
+    return lines
 
 
 def settled_lines(view: CheckpointView, answer: JsonObject | None, now_ms: int) -> list[str]:
