@@ -348,6 +348,16 @@ def a_lost_lease_acts(paper: Paper) -> None:
     paper.act("start", "r1", fence)
 
 
+def an_old_ok_is_repeated(paper: Paper) -> None:
+    fence = paper.admitted("r1")
+    seq = paper.do(AGENT, "adm", "start", "r1", fence, "starting", "ok", "the-first-start-of-all")
+    paper.journal(seq, "r1", "starting", "admitted", "starting")
+    seq = paper.do(AGENT, "adm", "cancel", "r9", {}, "wrong-state", "refused")
+    subject = f"tidegate.main.fact.adm.lease_lost.r1.1.1-{seq}-1"
+    paper.stored("res", subject, {"v": 1, "request_id": "r1", **fence})
+    paper.do(AGENT, "adm", "start", "r1", fence, "starting", "ok", "the-first-start-of-all")
+
+
 def somebody_elses_fence(paper: Paper) -> None:
     paper.act("start", "r1", paper.admitted("r1"), who=OTHER)
 
@@ -426,6 +436,7 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (a_fence_that_did_not_grow, "fence-not-grown"),
     (an_old_fence_acts, "old-fence-accepted"),
     (a_lost_lease_acts, "old-fence-accepted"),
+    (an_old_ok_is_repeated, "old-fence-accepted"),
     (somebody_elses_fence, "old-fence-accepted"),
     (dispatched_twice, "dispatched-twice"),
     (two_intents, "dispatched-twice"),

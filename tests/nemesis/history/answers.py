@@ -2,13 +2,14 @@
 
 Order: a call that began after another one had been answered stands after it in the log. That is
 linearizability with the stream's order as the witness. A command sent again under its id is one
-intent: it may be answered with what became of it, so its first call counts; only authorizations
-are judged anew each time (spec/caps.md).
+intent: it may be answered with what became of it, so its first call counts; only what permits
+something is judged anew each time (``schemas.repeats``).
 """
 
 from collections.abc import Iterator
 from typing import Final
 
+from schemas.repeats import JUDGED_ANEW
 from tests.nemesis.history.events import Json
 from tests.nemesis.history.past import LEDGER, SETTLED, Call, Command, History, Violation
 
@@ -80,7 +81,9 @@ def _in_order(history: History) -> Iterator[Violation]:
     for ledger in (True, False):
         spans = sorted(
             (
-                call.called.at_ns if call.called.verb == "authorize" else since[call.intent],
+                call.called.at_ns
+                if (call.called.plane, call.called.verb) in JUDGED_ANEW
+                else since[call.intent],
                 call.answered.at_ns,
                 _seq(call.result["id"]),
                 call,
@@ -125,7 +128,8 @@ class _Ordered(Call):
 
 def _repeats_agree(history: History) -> Iterator[Violation]:
     for command, first in history.first_of_intent(history.log):
-        if command is first or command.verb == "authorize" or command.result is None:
+        anew = (command.plane, command.verb) in JUDGED_ANEW
+        if command is first or anew or command.result is None:
             continue
         if (command.outcome, command.data) != (first.outcome, first.data):
             yield Violation("repeat-differs", f"{command}, first at {first.seq}")

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from schemas.repeats import JUDGED_ANEW
 from tests.nemesis.history.events import Json, Stored
 from tests.nemesis.history.past import Command, History, Violation
 
@@ -123,10 +124,10 @@ def _only_the_current_fence_acts(
             seq, _ = _place(message)
             lost[(message.body or {})["lease_id"]] = seq
     for command, first in history.first_of_intent(history.log):
-        if command is not first or command.plane != "adm" or command.verb not in FENCED:
+        if command.plane != "adm" or command.verb not in FENCED or not command.ok:
             continue
-        if not command.ok:
-            continue
+        if command is not first and ("adm", command.verb) not in JUDGED_ANEW:
+            continue  # what was recorded is said again, whatever became of the lease
         why = _why_no_fence(command, leases.get(command.key[0], []), lost)
         if why:
             yield Violation("old-fence-accepted", f"{command}: {why}")
