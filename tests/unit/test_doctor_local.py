@@ -329,3 +329,24 @@ def test_a_broker_password_that_others_may_read_is_a_danger(data_dir: Path) -> N
     (data_dir / "broker.json").chmod(0o644)
     found = danger(Check.PRIVATE_FILES, examine(data_dir), "broker.json")
     assert "start the worker again" in found.fix
+
+
+@provokes((Check.CHECKPOINTS, Severity.WARNING))
+def test_what_an_older_store_has_lost_is_told_until_the_note_is_removed(data_dir: Path) -> None:
+    note = data_dir / "main" / "lost.jsonl"
+    assert of(Check.CHECKPOINTS, examine(data_dir)) == []
+    row = {
+        "endpoint": "runs",
+        "token": "a",
+        "holder_id": "maria",
+        "holder_uid": "u",
+        "generation": 2,
+        "deadline_at_ms": 1,
+        "stands_at": 1,
+        "noticed_at_ms": 1,
+    }
+    note.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'generation': 3})}\n" + '{"endpo')
+    found = the(Check.CHECKPOINTS, examine(data_dir), Severity.WARNING, "1 mints", "cp lost")
+    assert str(note) in found.fix
+    note.write_bytes(b"\xff\x00 damaged")
+    assert of(Check.CHECKPOINTS, examine(data_dir)) == []

@@ -13,6 +13,7 @@ from typing import Final
 from schemas import tokens
 from schemas.names import Names
 from worker import identity
+from worker.checkpoints import lost
 from worker.doctor import databases
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 from worker.sealing import keyfiles
@@ -39,10 +40,23 @@ def examine(settings: Settings, unknown: Sequence[str]) -> list[Finding]:
     findings = [_settings(unknown), _directory(directory), _disk(directory), _sqlite()]
     for space in settings.spaces:
         findings += databases.examine(space_dir(directory, space), Names(settings.root, space))
+        findings += _lost(space_dir(directory, space), space)
     findings += _keys(keyfiles.default_dir(directory))
     findings += _private_files(directory)
     findings += _identities(directory)
     return findings
+
+
+def _lost(directory: Path, space: str) -> Iterator[Finding]:
+    if found := lost.read(directory):
+        yield warning(
+            Check.CHECKPOINTS,
+            f"the broker's store of {space} came back older: {len(found)} mints and extensions "
+            "that this worker had seen are gone",
+            "their runs wait for what does not exist any more, or for an earlier deadline",
+            f"tidegate cp lost --space {space} lists them and what brings each back; then remove "
+            f"{shlex.quote(str(directory / lost.FILE))}",
+        )
 
 
 def _settings(unknown: Sequence[str]) -> Finding:
