@@ -35,7 +35,8 @@ class Result(Traced):
 
     Attributes:
         command_id: The client's, or one derived from the sequence.
-        id: ``<epoch>-<seq>`` (ledger) or ``<seq>`` (checkpoints).
+        id: ``<epoch>-<seq>``, never the same again. The epoch counts the ledger's logs; of a
+            checkpoint command it is when its stream was made, ms.
         at_ms: The plane's clock when it was decided.
         status: ``ok``; ``refused``: the command may not have this now; ``failed``: we could not.
         outcome: A stable word of the verb; of a refusal, its reason.
@@ -124,7 +125,7 @@ def build(verdict: Verdict, *, command_id: str, result_id: str, at_ms: int) -> J
     Args:
         verdict: What was decided.
         command_id: The command's id.
-        result_id: ``<epoch>-<seq>`` or ``<seq>``.
+        result_id: ``<epoch>-<seq>``.
         at_ms: The plane's clock.
     """
     head = {"v": 1, "command_id": command_id, "id": result_id, "at_ms": at_ms}

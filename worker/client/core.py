@@ -15,7 +15,6 @@ from schemas import headers as h
 from schemas import strict_json, subjects
 from schemas.admission import LEASE_LOST, LeaseLost
 from schemas.codes import BadInput
-from schemas.commands import LEDGER_PLANES
 from schemas.commands.sys import StatusQuery
 from schemas.model import Closed
 from schemas.names import Names
@@ -33,9 +32,17 @@ from worker.bus.subscription import Msg, Subscription
 from worker.client.admission import Admission
 from worker.client.caps import Caps
 from worker.client.checkpoints import Checkpoints
-from worker.client.errors import Answer, CallTimeout, NobodyThere, QueryTimeout, refusal
+from worker.client.errors import (
+    Answer,
+    CallTimeout,
+    NobodyThere,
+    QueryTimeout,
+    refusal,
+)
 from worker.client.hearing import is_put_off, is_stored
-from worker.client.pending import Pending, Waiting, epoch_of
+from worker.client.lookup import Epochs, own_result
+from worker.client.pending import Asked, Pending, Waiting
+from worker.errors import ClientError
 
 DEFAULT_TIMEOUT_MS: Final = 10_000
 ACK_MS: Final = 2_000
@@ -48,6 +55,9 @@ LOOK_FIRST_MS: Final = 500
 LOOK_MOST_MS: Final = 4_000
 ASK_AGAIN_MS: Final = 3_000
 ASK_AGAIN_MOST_MS: Final = 24_000
+
+EPOCH_MS: Final = 1_000
+"""How long a worker is waited for that says in which epoch results are stored."""
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
@@ -115,7 +125,7 @@ class Client:
         self._listening = asyncio.Lock()
         self._waiting = Waiting()
         self._on_lost: Callable[[LeaseLost], None] | None = None
-        self._epoch: str | None = None
+        self._epochs = Epochs()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -208,6 +218,7 @@ class Client:
         timeout_ms: int | None = None,
     ) -> Result:
         """As ``call``, but a refusal is returned like any other result."""
+        fresh = command_id is None
         command_id = command_id or self._new_id()
         value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
         headers = {h.COMMAND: command_id}
@@ -221,15 +232,21 @@ class Client:
             strict_json.dumps(value),
             headers,
         )
-        pending = self._waiting.add(command_id, anew=(plane, verb) in JUDGED_ANEW)
+        asked = Asked(plane, verb, command_id)
+        pending = self._waiting.add(asked, anew=(plane, verb) in JUDGED_ANEW)
         try:
             async with asyncio.timeout((timeout_ms or self.timeout_ms) / 1000):
                 await self._listen()
-                return await self._carry_out(sent, pending)
-        except Denied as denied:
-            raise self._not_allowed(plane, verb, VERB_ROLES, denied) from denied
+                return await self._carry_out(sent, pending, fresh)
         except TimeoutError:
             raise CallTimeout(command_id, stored=bool(pending.seqs)) from None
+        except (BusError, NobodyThere) as error:
+            if not pending.seqs and not pending.maybe:
+                if isinstance(error, Denied):
+                    raise self._not_allowed(plane, verb, VERB_ROLES, error) from error
+                raise
+            # What became of a later attempt says nothing about an earlier one.
+            raise CallTimeout(command_id, stored=bool(pending.seqs)) from error
         finally:
             self._waiting.remove(pending)
 
@@ -320,7 +337,7 @@ class Client:
                     subjects.results_of(self.names, self.speaker), self._on_result
                 )
 
-    async def _carry_out(self, sent: _Sent, pending: Pending) -> Result:
+    async def _carry_out(self, sent: _Sent, pending: Pending, fresh: bool) -> Result:
         """Store the command, wait for a result, and ask again ever more rarely until there is one.
 
         Asking again is what a lost result costs: its command may be in the hands of a worker that
@@ -330,7 +347,7 @@ class Client:
         ask_again_ms = ASK_AGAIN_MS
         while True:
             await self._store(sent, pending)
-            result = await self._result_of(sent, pending, ask_again_ms)
+            result = await self._result_of(pending, fresh, ask_again_ms)
             if result is not None:
                 return result
             ask_again_ms = min(2 * ask_again_ms, ASK_AGAIN_MOST_MS)
@@ -353,7 +370,7 @@ class Client:
                 pending.stored(parse_ack(reply.data, sent.subject).seq)
                 return
 
-    async def _result_of(self, sent: _Sent, pending: Pending, for_ms: int) -> Result | None:
+    async def _result_of(self, pending: Pending, fresh: bool, for_ms: int) -> Result | None:
         """Wait for the result, looking it up now and then; ``None`` after ``for_ms``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + for_ms / 1000
@@ -364,27 +381,43 @@ class Client:
             await asyncio.wait({pending.outcome}, timeout=look_ms / 1000)
             look_ms = min(2 * look_ms, LOOK_MOST_MS)
             if not pending.outcome.done():
-                for result_id in self._result_ids(sent.plane, pending):
-                    if (found := await self._look_up(sent, result_id)) is not None:
-                        return found
+                found = await self._look_up(pending, fresh)
+                if found is not None and not pending.outcome.done():
+                    return found
         return pending.outcome.result()
 
-    def _result_ids(self, plane: str, pending: Pending) -> list[str]:
-        """Ids under which a result of ours may be stored, the latest first."""
-        seqs = sorted(pending.seqs, reverse=True)
-        if plane not in LEDGER_PLANES:
-            return [str(seq) for seq in seqs]
-        return [] if self._epoch is None else [f"{self._epoch}-{seq}" for seq in seqs]
+    async def _look_up(self, pending: Pending, fresh: bool) -> Result | None:
+        """Look for the result where it is stored, under the sequences that are ours, latest first.
 
-    async def _look_up(self, sent: _Sent, result_id: str) -> Result | None:
-        subject = subjects.result(self.names, self.speaker, sent.plane, sent.verb, result_id)
+        In which epoch these count is asked of a worker now that they are ours. An epoch from before
+        may be another one; what is stored there can answer only an id that was made for this call.
+        """
+        plane = pending.asked.plane
+        seqs = sorted(pending.seqs, reverse=True)
+        epoch = await self._epoch_now(plane) if seqs else None
+        if epoch is None and fresh:
+            epoch = self._epochs.heard(plane)
+        if epoch is not None:
+            for seq in seqs:
+                if (found := await self._read_back(pending.asked, f"{epoch}-{seq}")) is not None:
+                    return found
+        return None
+
+    async def _epoch_now(self, plane: str) -> str | None:
+        """In which epoch a worker counts a plane's sequences; ``None`` if none says so."""
+        try:
+            return Epochs.told(plane, await self.status(timeout_ms=EPOCH_MS))
+        except ClientError as error:
+            log.debug("epoch_not_told", error=error)
+            return None
+
+    async def _read_back(self, asked: Asked, result_id: str) -> Result | None:
+        subject = subjects.result(self.names, self.speaker, asked.plane, asked.verb, result_id)
         try:
             reply = await self.conn.request(
                 f"$JS.API.DIRECT.GET.{self.names.res_stream}.{subject}", timeout_ms=ACK_MS
             )
-            if reply.headers.status:
-                return None
-            return Result.parse(reply.data).heard_with(reply.headers)
+            return own_result(reply, asked.command_id, result_id)
         except Denied:
             return None  # a client may lack this right and still gets results as they come
         except (BusError, BadInput) as error:
@@ -405,8 +438,10 @@ class Client:
         except BadInput as bad:
             log.warning("result_not_understood", subject=msg.subject, reason=bad.reason)
             return
-        self._epoch = epoch_of(result.id) or self._epoch
-        self._waiting.offer(result)
+        where = subjects.parse_result(self.names, msg.subject)
+        if where is not None:
+            self._epochs.hear(where.plane, result.id)
+            self._waiting.offer(Asked(where.plane, where.verb, result.command_id), result)
 
 
 class _Patience:

@@ -1,34 +1,51 @@
 """Matching results to the calls that wait for them; no broker in here.
 
 A stored command gets exactly one result per delivery sequence, and the broker's acknowledgement of
-the command names that sequence, so a result is a call's own if its id ends in a sequence that was
-acknowledged to this call. Only where an acknowledgement was lost does the command id decide; never
-for a verb that is judged anew each time: there the answer to an earlier call with the same id says
-nothing about this one, however late it comes.
+the command names that sequence, so a result that is heard is a call's own if it answers its verb
+and id, and its id ends in a sequence that was acknowledged to this call. Only where an
+acknowledgement was lost do verb and id decide; never for a verb that is judged anew each time:
+there the answer to an earlier call with the same id says nothing about this one, however late.
 """
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from schemas.results import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a result has to answer: sequences are those of a plane's stream.
+
+    Attributes:
+        plane: The command's plane.
+        verb: Its verb.
+        command_id: Its id.
+    """
+
+    plane: str
+    verb: str
+    command_id: str
 
 
 class Pending:
     """One call that waits.
 
     Attributes:
-        command_id: Of its command.
+        asked: Its command.
         anew: Whether the verb is judged anew each time it is stored.
         outcome: Resolves with the call's own result.
         seqs: Sequences under which the broker stored the command.
+        maybe: Whether it may be stored under others: an acknowledgement was lost.
     """
 
-    def __init__(self, command_id: str, *, anew: bool = False) -> None:
-        self.command_id = command_id
+    def __init__(self, asked: Asked, *, anew: bool = False) -> None:
+        self.asked = asked
         self.anew = anew
         self.outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.seqs: set[int] = set()
-        self._unsure = False
+        self.maybe = False
         self._early: list[Result] = []
 
     def stored(self, seq: int) -> None:
@@ -38,14 +55,14 @@ class Pending:
 
     def maybe_stored(self) -> None:
         """An acknowledgement was lost: from now on any result of this command id is ours."""
-        self._unsure = not self.anew
+        self.maybe = True
         self._match_early()
 
     def offer(self, result: Result) -> None:
-        """Take a result that carries this command id, now or once its sequence is known."""
+        """Take a result that was heard, now or once its sequence is known."""
         if self.outcome.done():
             return
-        if self._unsure or sequence_of(result.id) in self.seqs:
+        if (self.maybe and not self.anew) or sequence_of(result.id) in self.seqs:
             self.outcome.set_result(result)
         else:
             self._early.append(result)
@@ -57,39 +74,34 @@ class Pending:
 
 
 class Waiting:
-    """All calls of one client that wait, by command id."""
+    """All calls of one client that wait, by what they ask."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, list[Pending]] = {}
+        self._by_asked: dict[Asked, list[Pending]] = {}
 
-    def add(self, command_id: str, *, anew: bool = False) -> Pending:
+    def add(self, asked: Asked, *, anew: bool = False) -> Pending:
         """A call begins; ``anew`` as for ``Pending``."""
-        pending = Pending(command_id, anew=anew)
-        self._by_id.setdefault(command_id, []).append(pending)
+        pending = Pending(asked, anew=anew)
+        self._by_asked.setdefault(asked, []).append(pending)
         return pending
 
     def remove(self, pending: Pending) -> None:
         """A call has ended."""
-        calls = self._by_id[pending.command_id]
+        calls = self._by_asked[pending.asked]
         calls.remove(pending)
         if not calls:
-            del self._by_id[pending.command_id]
+            del self._by_asked[pending.asked]
 
-    def offer(self, result: Result) -> None:
-        """Hand a result to whoever waits for it."""
-        for pending in self._by_id.get(result.command_id, ()):
+    def offer(self, asked: Asked, result: Result) -> None:
+        """Hand a result that was heard to whoever waits for it."""
+        for pending in self._by_asked.get(asked, ()):
             pending.offer(result)
 
     def __iter__(self) -> Iterator[Pending]:
-        return (pending for calls in self._by_id.values() for pending in calls)
+        return (pending for calls in self._by_asked.values() for pending in calls)
 
 
 def sequence_of(result_id: str) -> int:
     """The stream sequence in ``<seq>`` or ``<epoch>-<seq>``; -1 if there is none."""
     digits = result_id.rpartition("-")[2]
     return int(digits) if digits.isascii() and digits.isdigit() else -1
-
-
-def epoch_of(result_id: str) -> str:
-    """The log epoch in ``<epoch>-<seq>``; empty for ``<seq>``."""
-    return result_id.rpartition("-")[0]
