@@ -186,7 +186,8 @@ SUBJECT: Final = Group(
         Reason(
             "command-id-reused",
             (Code.CONFLICT,),
-            "This command id was used for another subject or body within 30 days.",
+            "This command id was used for another subject or body within 30 days; of a checkpoint: "
+            "it has resumed it, with another answer or prompt.",
             "One intent, one id: send this one under a fresh id. If you meant to repeat the "
             "earlier command, send exactly the same body.",
             Retry.NEW,

@@ -54,6 +54,14 @@ CHECKPOINTS: Final = Group(
             Retry.NEW,
         ),
         Reason(
+            "verdict-forgotten",
+            (Code.UNAVAILABLE,),
+            "The command waited longer than results are kept and may have been answered before, "
+            "so this delivery of it changes nothing.",
+            "Ask again.",
+            Retry.SAME,
+        ),
+        Reason(
             "incomplete",
             (Code.FAILED_PRECONDITION,),
             "The spec was written and the status was not: its minter died in between, on a bucket "

@@ -358,10 +358,11 @@ async def test_a_result_that_was_replayed_to_somebody_else_convinces_nobody(
                 await asyncio.sleep(0.02)
             heard = await listen(spy, subjects.results_of(NAMES, theirs))
             for seq in range(100):
+                result_id = f"1-{seq}"
                 await attacker.publish(
                     f"$JS.API.DIRECT.GET.{NAMES.res_stream}.{stored_result.subject}",
                     b"",
-                    reply=subjects.result(NAMES, theirs, "cp", "mint", str(seq)),
+                    reply=subjects.result(NAMES, theirs, "cp", "mint", result_id),
                 )
             async with asyncio.timeout(5):
                 forged = [await heard.get() for _ in range(100)]

@@ -36,6 +36,7 @@ from worker.client import (
     connect,
     new_command_id,
 )
+from worker.client.pending import sequence_of
 
 HOUR_MS = 3_600_000
 
@@ -291,11 +292,14 @@ async def test_every_bad_body_gets_one_refusal_and_the_queue_flows(
             reply = await conn.request(
                 subject, body, headers={h.COMMAND: f"command-{n:010d}"}, timeout_ms=3_000
             )
-            sent[name] = str(json.loads(reply.data)["seq"])
+            sent[name] = json.loads(reply.data)["seq"]
         good = await client.cp.mint("build", "good", deadline_at_ms=in_an_hour())
         assert good.word == "minted"
         async with asyncio.timeout(5):
-            by_seq = {one.id: one for one in [await results.get() for _ in range(len(sent) + 1)]}
+            by_seq = {
+                sequence_of(one.id): one
+                for one in [await results.get() for _ in range(len(sent) + 1)]
+            }
         await asyncio.sleep(0.2)
         assert results.empty()
         await conn.close()

@@ -71,7 +71,7 @@ async def test_a_result_is_stored_once_under_the_commands_sequence(desk: Desk) -
     )
     told = await desk.result(seq)
 
-    subject = f"{desk.names.prefix}.res.alice.{desk.alice.uid}.cp.mint.{seq}"
+    subject = f"{desk.names.prefix}.res.alice.{desk.alice.uid}.cp.mint.{await desk.result_id(seq)}"
     await desk.answered_once(seq)
     await desk.was_told(target, ("waiting", 1))
     stored = await desk.stored(desk.names.res_stream, subject)
@@ -81,7 +81,7 @@ async def test_a_result_is_stored_once_under_the_commands_sequence(desk: Desk) -
     assert {name: told[name] for name in ("v", "command_id", "id", "status", "outcome")} == {
         "v": 1,
         "command_id": command_id,
-        "id": str(seq),
+        "id": await desk.result_id(seq),
         "status": "ok",
         "outcome": "minted",
     }
@@ -115,8 +115,10 @@ async def test_a_missing_command_id_derives_from_the_sequence(desk: Desk) -> Non
     seq = await tell(desk, subject, json.dumps(body).encode())
     told = await desk.result(seq)
     assert told["outcome"] == "minted"
-    assert told["command_id"] == f"cp-{seq:016d}"
-    assert (await desk.status_at(target)).headers["Tidegate-Cause"] == f"alice/cp-{seq:016d}"
+    epoch = (await desk.result_id(seq)).partition("-")[0]
+    made = f"cp-{epoch}-{seq:016d}"
+    assert told["command_id"] == made
+    assert (await desk.status_at(target)).headers["Tidegate-Cause"] == f"alice/{made}"
 
 
 @pytest.mark.usefixtures("replica")
@@ -290,7 +292,7 @@ async def test_a_command_delivered_again_reads_its_result_first(
         body = {"v": 1, "deadline_at_ms": await desk.now_ms() + MINUTE_MS}
         # A sequence that the stream has not reached: only this delivery speaks of it.
         seq = 1_000_000 + delivered + age_ms
-        result = subjects.result(desk.names, desk.alice, "cp", "mint", str(seq))
+        result = subjects.result(desk.names, desk.alice, "cp", "mint", await desk.result_id(seq))
         await desk.js.publish(result, b'{"answered":"before"}')
         stored = await desk.js.message(
             desk.names.res_stream, (await desk.js.stream_info(desk.names.res_stream)).last_seq
@@ -474,13 +476,13 @@ async def test_a_command_cut_off_right_after_its_result_is_completed_when_it_com
             result = {
                 "v": 1,
                 "command_id": ids[number],
-                "id": str(seq),
+                "id": await desk.result_id(seq),
                 "at_ms": deadline - 4,
                 "status": "ok",
                 "outcome": "whatever",
                 "data": {},
             }
-            where = subjects.result(desk.names, desk.alice, "cp", verb, str(seq))
+            where = subjects.result(desk.names, desk.alice, "cp", verb, await desk.result_id(seq))
             await desk.js.publish(where, json.dumps(result).encode())
             message = StoredMessage(
                 subjects.checkpoint_command(desk.names, desk.alice, verb, target),

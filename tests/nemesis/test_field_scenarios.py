@@ -224,7 +224,7 @@ async def test_requests_cancelled_and_cut_off_at_random_leave_whole_effects_only
         for message in await read_all(desk.js, names.cmd_stream, f"{prefix}.cmd.*.*.cp.mint.>")
     }
     results = Counter(
-        int(message.subject.rpartition(".")[2])
+        int(message.subject.rpartition("-")[2])
         for message in await read_all(desk.js, names.res_stream, f"{prefix}.res.*.*.cp.>")
     )
     assert results == Counter(said)

@@ -29,7 +29,7 @@ from worker.bus.delivery import Delivery
 from worker.bus.errors import Unavailable
 from worker.bus.follow import FilteredReader
 from worker.bus.jetstream import JetStream, parse_ack
-from worker.bus.messages import StoredMessage
+from worker.bus.messages import StoredMessage, parse_instant_ns
 from worker.bus.subscription import Msg
 from worker.checkpoints.plane import CheckpointPlane
 from worker.settings import Settings
@@ -140,7 +140,7 @@ class Desk:
         await self.conn.close()
 
     async def _on_result(self, msg: Msg) -> None:
-        seq = int(msg.subject.rpartition(".")[2])
+        seq = int(msg.subject.rpartition("-")[2])
         heard = self.heard_invalid if ".res._.invalid." in msg.subject else self.heard
         heard[seq].append(json.loads(msg.data))
         self._news.set()
@@ -247,6 +247,11 @@ class Desk:
 
     # Looking.
 
+    async def result_id(self, seq: int) -> str:
+        """The id of a command's result: when its stream was made, and its sequence."""
+        made = (await self.js.stream_info(self.names.cmd_stream)).created
+        return f"{parse_instant_ns(made) // 1_000_000}-{seq}"
+
     async def entry(self, key: str) -> StoredMessage | None:
         """What is stored under a records key."""
         return await self.js.last_message(
@@ -324,9 +329,12 @@ class Desk:
 
     async def stored_results(self, seq: int) -> list[Json]:
         """Every result stored for one command, whoever it was addressed to."""
-        prefix = self.names.prefix
+        prefix, result_id = self.names.prefix, await self.result_id(seq)
         found = []
-        for pattern in (f"{prefix}.res.*.*.cp.*.{seq}", f"{prefix}.res._.invalid.{seq}"):
+        for pattern in (
+            f"{prefix}.res.*.*.cp.*.{result_id}",
+            f"{prefix}.res._.invalid.{result_id}",
+        ):
             found += await self.stored(self.names.res_stream, pattern)
         return [json.loads(message.data) for message in found]
 

@@ -63,7 +63,7 @@ class Plain:
         async with asyncio.timeout(10):
             while True:
                 for message in self.results.get(command_id, ()):
-                    if json.loads(message.data)["id"] == str(seq):
+                    if json.loads(message.data)["id"].endswith(f"-{seq}"):
                         return message
                 self._news.clear()
                 await self._news.wait()

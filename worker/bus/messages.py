@@ -172,6 +172,7 @@ class ConsumerInfo:
         delivered_seq: Stream sequence of the last message it delivered.
         ack_floor_seq: Stream sequence below which everything is acknowledged.
         paused: Whether it delivers nothing until an instant that somebody chose.
+        created_ms: When it was created.
     """
 
     name: str
@@ -183,6 +184,7 @@ class ConsumerInfo:
     delivered_seq: int
     ack_floor_seq: int
     paused: bool
+    created_ms: int
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> "ConsumerInfo":
@@ -197,6 +199,7 @@ class ConsumerInfo:
             delivered_seq=raw.get("delivered", {}).get("stream_seq", 0),
             ack_floor_seq=raw.get("ack_floor", {}).get("stream_seq", 0),
             paused=bool(raw.get("paused")),
+            created_ms=_instant_or_zero(raw.get("created")) // NS_PER_MS,
         )
 
 

@@ -17,12 +17,14 @@ from schemas.subjects import Speaker
 from worker import logs, metrics, tracing
 from worker.bus.errors import BusError, CasLost
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import StoredMessage
 from worker.bus.pull import Delivery
 from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Clock, Context, Telling
+from worker.checkpoints.looking import look
 from worker.checkpoints.minting import Minter
+from worker.checkpoints.records import Records, StatusAt
 from worker.checkpoints.repair import Repairer
+from worker.checkpoints.sequence import Sequence
 from worker.checkpoints.settle import together
 from worker.checkpoints.verbs import Verbs
 from worker.errors import TidegateError
@@ -32,6 +34,12 @@ log = logs.get()
 FRESH_MS = 1_000
 """A command younger than this at its first delivery was not served before: a durable that was lost
 and made again, whose deliveries all count as the first, takes longer to come back."""
+
+PUT_OFF_MS = 100
+"""When a command comes again that waits for the mint of its token."""
+
+NOT_THERE = frozenset({"unknown-checkpoint", "incomplete"})
+"""Reasons that a mint which is carried out right now would make untrue."""
 
 ATTEMPTS_BEFORE_FAILING = 5
 """Deliveries after which a fault that is nobody's but ours is answered as ``internal``."""
@@ -44,10 +52,12 @@ class CommandHandler:
         js: JetStream of the workers' account.
         names: The space.
         clock: The broker's now.
+        records: The records.
         res: Publisher of results and facts.
         minter: Serves mint.
         verbs: Serves heartbeat, resume and expire.
         repairer: Serves repair.
+        sequence: Where commands stand.
         ack_wait_ms: Age above which a command is delivered again.
     """
 
@@ -56,26 +66,25 @@ class CommandHandler:
         js: JetStream,
         names: Names,
         clock: Clock,
+        records: Records,
         res: GroupPublisher,
         minter: Minter,
         verbs: Verbs,
         repairer: Repairer,
+        sequence: Sequence,
         *,
         ack_wait_ms: int,
     ) -> None:
         self._js = js
         self._names = names
         self._clock = clock
+        self._records = records
         self._res = res
         self._minter = minter
         self._verbs = verbs
         self._repairer = repairer
+        self._sequence = sequence
         self._ack_wait_ms = ack_wait_ms
-        self._reached = 0
-
-    def served_up_to(self, seq: int) -> None:
-        """Take commands up to this sequence as possibly served before."""
-        self._reached = max(self._reached, seq)
 
     async def handle(self, delivery: Delivery) -> None:
         """Serve one delivery to its end.
@@ -85,25 +94,26 @@ class CommandHandler:
                 what was written so far is recognised by its cause.
         """
         taken_ns = tracing.now_ns()
+        first = await self._sequence.is_first(delivery)
         try:
             command = subjects.parse_command(self._names, delivery.subject)
         except BadInput as bad:
             refusal = Refusal.of(bad)
-            await self._answer(delivery, None, "", _derived_id(delivery), refusal, [], taken_ns)
-            return
-        command_id, refused = _command_id(delivery)
-        began_ms = _monotonic_ms()
-        with logs.bound(space=self._names.space, command_id=command_id, verb=f"cp.{command.verb}"):
-            subject = subjects.result(
-                self._names, command.speaker, "cp", command.verb, str(delivery.stream_seq)
+            await self._answer(
+                delivery, None, "", self._derived_id(delivery), refusal, [], taken_ns
             )
-            if self._may_have_been_served(delivery):
-                answered = await self._js.last_message(self._names.res_stream, subject)
+            return
+        command_id, refused = self._command_id(delivery)
+        with logs.bound(space=self._names.space, command_id=command_id, verb=f"cp.{command.verb}"):
+            forgotten = False
+            if not first or self._may_have_been_served(delivery):
+                answered = await self._answered(command, command_id, delivery)
                 if answered is not None:
-                    if delivery.delivered > 1 and _was_accepted(answered):
+                    if delivery.delivered > 1 and answered:
                         await self._finish(command, command_id, delivery)
                     await delivery.ack()
                     return
+                forgotten = await self._sequence.is_forgotten(delivery)
             context: Context | None = None
             verdict: Verdict
             if refused is not None:
@@ -112,21 +122,72 @@ class CommandHandler:
                 try:
                     _check_role(command)
                     context = self._context(command, command_id, delivery)
-                    verdict = await self._decide(context, command.verb, delivery)
+                    verdict = await self._judge(context, command.verb, delivery, forgotten)
                 except BadInput as bad:
                     verdict = Refusal.of(bad)
+            if context is not None and await self._comes_too_early(context, verdict, delivery):
+                await delivery.nak(PUT_OFF_MS)
+                return
             telling = context.telling if context is not None else []
-            if _monotonic_ms() - began_ms >= self._ack_wait_ms and await self._result_exists(
-                subject
-            ):
-                # Stopped for so long that another replica has answered; who listens would hear
-                # also the result that the stream then refuses.
+            if context is not None and context.is_late and await context.answered():
+                # Stopped for so long that another replica has answered.
                 await together(*(tell() for tell in telling))
                 await delivery.ack()
                 return
             await self._answer(
                 delivery, command.speaker, command.verb, command_id, verdict, telling, taken_ns
             )
+
+    async def _answered(
+        self, command: subjects.Command, command_id: str, delivery: Delivery
+    ) -> bool | None:
+        """Whether the result that this very command has says ok; ``None`` if it has none.
+
+        Workers of an earlier version answer under the bare sequence, which a command of an earlier
+        stream may have had, too: so the command's id must agree.
+        """
+        seq = delivery.stream_seq
+        for result_id in (self._sequence.result_id(seq), str(seq)):
+            where = subjects.result(self._names, command.speaker, "cp", command.verb, result_id)
+            found = await self._js.last_message(self._names.res_stream, where)
+            if found is None:
+                continue
+            try:
+                result = results.Result.parse(found.data)
+            except BadInput:
+                return False
+            if result.command_id == command_id:
+                return result.status == "ok"
+        return None
+
+    async def _comes_too_early(self, ctx: Context, verdict: Verdict, delivery: Delivery) -> bool:
+        """Whether a command found no checkpoint because the mint before it is still in work."""
+        return (
+            isinstance(verdict, Refusal)
+            and verdict.reason in NOT_THERE
+            and await self._sequence.mint_before(ctx.target, delivery)
+        )
+
+    async def _judge(self, ctx: Context, verb: str, delivery: Delivery, forgotten: bool) -> Verdict:
+        """Decide, unless it may have been decided before and nobody knows how."""
+        if forgotten and await self._would_carry_out(ctx, verb, delivery):
+            return Refusal(
+                Code.UNAVAILABLE,
+                "verdict-forgotten",
+                "this command may have been answered before, and its result is gone; ask again",
+            )
+        return await self._decide(ctx, verb, delivery)
+
+    async def _would_carry_out(self, ctx: Context, verb: str, delivery: Delivery) -> bool:
+        """Whether a command would change what no earlier delivery of it has changed."""
+        if verb not in ("mint", "heartbeat", "resume"):
+            return False
+        seen = await look(self._records, ctx.target)
+        if verb == "mint":
+            return seen.spec is None and seen.status is None
+        if not isinstance(seen.status, StatusAt) or seen.status.record.state != "waiting":
+            return False
+        return seen.status.cause != ctx.cause
 
     async def _finish(self, command: subjects.Command, command_id: str, delivery: Delivery) -> None:
         """Complete what a worker that was cut off right after its result may have left undone.
@@ -141,6 +202,9 @@ class CommandHandler:
         await together(*(tell() for tell in context.telling))
 
     def _context(self, command: subjects.Command, command_id: str, delivery: Delivery) -> Context:
+        async def answered() -> bool:
+            return await self._answered(command, command_id, delivery) is not None
+
         return Context(
             command.speaker,
             subjects.checkpoint_key(command.key),
@@ -148,6 +212,8 @@ class CommandHandler:
             delivery.stream_seq,
             self._clock.believable_ms(delivery.time_ms),
             _trace(delivery),
+            late_at=asyncio.get_running_loop().time() + self._ack_wait_ms / 1000,
+            answered=answered,
         )
 
     async def _decide(self, ctx: Context, verb: str, delivery: Delivery) -> Verdict:
@@ -183,15 +249,19 @@ class CommandHandler:
             )
 
     def _may_have_been_served(self, delivery: Delivery) -> bool:
-        # First deliveries come in the order of the stream. One that does not is another delivery,
-        # even if it is called the first: the durable was lost and made again.
-        again = delivery.delivered > 1 or delivery.stream_seq <= self._reached
-        self._reached = max(self._reached, delivery.stream_seq)
         oldest_ms = min(self._ack_wait_ms, FRESH_MS)
-        return again or self._clock.upper_ms() - delivery.time_ms >= oldest_ms
+        return delivery.delivered > 1 or self._clock.upper_ms() - delivery.time_ms >= oldest_ms
 
-    async def _result_exists(self, subject: str) -> bool:
-        return await self._js.last_message(self._names.res_stream, subject) is not None
+    def _derived_id(self, delivery: Delivery) -> str:
+        return f"cp-{self._sequence.epoch}-{delivery.stream_seq:016d}"
+
+    def _command_id(self, delivery: Delivery) -> tuple[str, Refusal | None]:
+        """The command's id, or one made from its sequence and why the given one is refused."""
+        try:
+            given = envelope.command_id_of(delivery.headers)
+        except BadInput as bad:
+            return self._derived_id(delivery), Refusal.of(bad)
+        return given or self._derived_id(delivery), None
 
     async def _answer(
         self,
@@ -204,7 +274,7 @@ class CommandHandler:
         taken_ns: int,
     ) -> None:
         """Publish the result together with the facts it goes with, then acknowledge."""
-        result_id = str(delivery.stream_seq)
+        result_id = self._sequence.result_id(delivery.stream_seq)
         body = results.build(
             verdict,
             command_id=command_id,
@@ -247,36 +317,13 @@ class CommandHandler:
         return True
 
 
-def _was_accepted(answered: StoredMessage) -> bool:
-    try:
-        return results.Result.parse(answered.data).status == "ok"
-    except BadInput:
-        return False
-
-
-def _monotonic_ms() -> float:
-    return asyncio.get_running_loop().time() * 1000
-
-
 def _known(verb: str) -> str:
     return verb if ("cp", verb) in VERB_ROLES else "unknown"
-
-
-def _derived_id(delivery: Delivery) -> str:
-    return f"cp-{delivery.stream_seq:016d}"
 
 
 def _trace(delivery: Delivery) -> str | None:
     """The trace context to carry on: a header of any other form is not ours to repeat."""
     return envelope.traceparent_of(delivery.headers)
-
-
-def _command_id(delivery: Delivery) -> tuple[str, Refusal | None]:
-    """The command's id, or the one derived from its sequence and why the given one is refused."""
-    try:
-        return envelope.command_id_of(delivery.headers) or _derived_id(delivery), None
-    except BadInput as bad:
-        return _derived_id(delivery), Refusal.of(bad)
 
 
 def _check_role(command: subjects.Command) -> None:

@@ -1,11 +1,13 @@
 """What a verb knows of the command it serves, and the clock it judges by."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.codes import Code
 from schemas.subjects import Checkpoint, Speaker
+from worker.bus.errors import Unavailable
 from worker.errors import TidegateError
 
 
@@ -41,6 +43,10 @@ Telling = Callable[[], Awaitable[None]]
 """Publishes one fact for observers."""
 
 
+async def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One command on one checkpoint.
@@ -53,6 +59,8 @@ class Context:
         at_ms: The broker's timestamp of the command, unless that lies in the future beyond doubt.
         trace: W3C trace context, if the client sent one.
         telling: Facts to be published together with the result.
+        late_at: When another replica may have the command, on the event loop's clock.
+        answered: Looks whether the command has a result.
     """
 
     speaker: Speaker
@@ -62,11 +70,27 @@ class Context:
     at_ms: int
     trace: str | None = None
     telling: list[Telling] = field(default_factory=list)
+    late_at: float = float("inf")
+    answered: Callable[[], Awaitable[bool]] = _never
 
     @property
     def cause(self) -> str:
         """``<principal>/<command id>``: written on everything this command writes."""
         return f"{self.speaker.principal}/{self.command_id}"
+
+    @property
+    def is_late(self) -> bool:
+        """Whether another replica may have taken the command over."""
+        return asyncio.get_running_loop().time() >= self.late_at
+
+    async def prove_open(self) -> None:
+        """Carry out nothing that another replica has answered meanwhile.
+
+        Raises:
+            Unavailable: It took so long that the command was delivered again, and it was answered.
+        """
+        if self.is_late and await self.answered():
+            raise Unavailable("another replica has answered this command")
 
     def now_ms(self, clock: Clock) -> int:
         """Upper bound of now, and never before the command itself."""

@@ -1,12 +1,18 @@
-"""One look at a checkpoint: everything a verb judges, read side by side at the leader."""
+"""A look at a checkpoint: everything a verb judges, read side by side at the leader.
+
+Reads side by side may straddle a write of several records. So what does not fit together is looked
+at again, and believed only once it stands still.
+"""
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
 
 from schemas.codes import Code
 from schemas.records import SettleFact
 from schemas.results import Refusal
 from schemas.subjects import Checkpoint
+from worker.bus.errors import Unavailable
 from worker.checkpoints.records import Deleted, Garbled, Records, SpecAt, StatusAt
 from worker.checkpoints.settle import Settler, view
 
@@ -19,6 +25,16 @@ class Seen:
     status: StatusAt | Deleted | None
     fact: SettleFact | None
 
+    @property
+    def fits(self) -> bool:
+        """Whether this is a state that a checkpoint can be in."""
+        match self:
+            case Seen(spec=SpecAt(), status=StatusAt() as status):
+                return self.fact is None or status.record.state != "waiting"
+            case Seen(spec=Deleted()) | Seen(status=Deleted()):
+                return True
+        return self == Seen(None, None, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Whole:
@@ -29,8 +45,34 @@ class Whole:
     fact: SettleFact | None
 
 
+AGAIN_S: Final = 0.05
+LOOKS: Final = 5
+
+
 async def look(records: Records, target: Checkpoint) -> Seen:
-    """Read what there is of a checkpoint."""
+    """Read what there is of a checkpoint.
+
+    Raises:
+        Garbled: A record does not fit its schema, twice.
+        Unavailable: What does not fit together changes with every look.
+    """
+    before: Seen | None = None
+    for n in range(LOOKS):
+        if n:
+            await asyncio.sleep(AGAIN_S)
+        try:
+            seen = await _read(records, target)
+        except Garbled:
+            if n:
+                raise
+            continue
+        if seen.fits or seen == before:
+            return seen
+        before = seen
+    raise Unavailable("the records of this checkpoint change while they are read")
+
+
+async def _read(records: Records, target: Checkpoint) -> Seen:
     spec, status, fact = await asyncio.gather(
         records.spec(target), records.status(target), records.fact(target)
     )

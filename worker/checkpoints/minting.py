@@ -117,6 +117,7 @@ class Minter:
             obligations=wanted.obligations,
         )
         status = _first_status(spec)
+        await ctx.prove_open()
         try:
             spec_revision, status_revision = await self._records.create(
                 ctx.target, spec, status, wanted.prompt, ctx.cause, ctx.trace
@@ -164,7 +165,7 @@ class Minter:
             return Accepted("already_minted", shown)
         await self._arm(ctx.target, it.status, fresh=False)
         self._tell_waiting(ctx, it, again=True)
-        own = it.status.cause == ctx.cause
+        own = it.status.cause == ctx.cause and it.status.record.deadlineGeneration == 1
         return Accepted("minted" if own else "already_minted", shown)
 
     async def _complete(self, ctx: Context, wanted: Wanted, spec: SpecAt, seen: Seen) -> Seen:

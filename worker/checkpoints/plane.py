@@ -30,6 +30,7 @@ from worker.checkpoints.minting import Minter
 from worker.checkpoints.queries import CheckpointQueries
 from worker.checkpoints.records import Records
 from worker.checkpoints.repair import Repairer
+from worker.checkpoints.sequence import Sequence
 from worker.checkpoints.settle import Settled, Settler
 from worker.checkpoints.sweep import LEARNED_GRACE_MS, Sweep
 from worker.checkpoints.verbs import Verbs
@@ -132,14 +133,17 @@ class CheckpointPlane:
             cause=f"{self._cause}-sweep",
             interval_ms=settings.sweep_interval_ms,
         )
+        self._sequence = Sequence(js, names, self._clock)
         self._commands = CommandHandler(
             js,
             names,
             self._clock,
+            self._records,
             self._res,
             self._minter,
             Verbs(*parts, self._offer),
             self._repairer,
+            self._sequence,
             ack_wait_ms=settings.ack_wait_ms,
         )
         self._requests = RequestHandler(names, self._clock, self._writer)
@@ -169,6 +173,7 @@ class CheckpointPlane:
     def status(self) -> JsonObject:
         """What ``sys.status`` shows of the plane."""
         return {
+            "epoch": self._sequence.epoch,
             "clock_uncertainty_ms": min(self._clock.uncertainty_ms, 2**53 - 1),
             "clock_apart_ms": self._clock.apart_ms,
             "clock_jumps": self._clock.jumps,
@@ -222,9 +227,7 @@ class CheckpointPlane:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         await self._clock.refresh()
         await self._learn_batches()
-        # What is in the stream already may have been served by whoever ran before.
-        commands = await self._js.stream_info(self._names.cmd_stream)
-        self._commands.served_up_to(commands.last_seq)
+        await self._sequence.look()
         await self._guard.open()
         await self._check_streams()
         await self._feed.open()

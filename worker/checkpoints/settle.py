@@ -17,7 +17,7 @@ from schemas.records import Holder, SettleFact, StatusRecord
 from schemas.subjects import Checkpoint
 from schemas.views import CheckpointFact, CheckpointView
 from worker import logs, metrics
-from worker.bus.errors import CasLost, Unknown
+from worker.bus.errors import CasLost, Unavailable, Unknown
 from worker.bus.jetstream import JetStream
 from worker.bus.window import GroupPublisher
 from worker.checkpoints.context import Telling
@@ -257,6 +257,9 @@ class Settler:
 
     async def _read_back(self, target: Checkpoint, ours: StatusRecord, cause: str) -> Attempt:
         status = await self._records.status(target)
+        if status is None:
+            # Something was there a moment ago: one look does not prove that it is gone.
+            raise Unavailable("the status cannot be seen now")
         if not isinstance(status, StatusAt):
             raise Garbled(target, "status")
         won = status.cause == cause and status.record.state == ours.state
@@ -318,6 +321,8 @@ class Settler:
         holder = record.settledHolder
         if holder is None:
             spec = await self._records.spec(target)
+            if spec is None:
+                raise Unavailable("the spec cannot be seen now")
             if not isinstance(spec, SpecAt):
                 raise Garbled(target, "spec")
             holder = spec.record.holder

@@ -23,7 +23,7 @@ from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import own_timer
 from schemas.views import CheckpointFact
 from worker import metrics
-from worker.bus.errors import CasLost, Unknown
+from worker.bus.errors import CasLost, Unavailable, Unknown
 from worker.checkpoints.context import Clock, ClockUnsure, Context
 from worker.checkpoints.looking import Whole, look, regressed, whole
 from worker.checkpoints.minting import coordinate, deadline_trouble
@@ -133,9 +133,9 @@ class Verbs:
         filed: str | None = None
         for attempt in range(2):
             if it.status.record.state != "waiting":
-                return await self._settled(ctx, it)
+                return await self._settled(ctx, it, body)
             if ctx.now_ms(self._clock) >= it.status.record.deadline:
-                return await self._expire_due(ctx, it)
+                return await self._expire_due(ctx, it, body)
             if attempt == 0:
                 refused = await self._check_prompt(ctx, body)
                 if refused is not None:
@@ -143,15 +143,18 @@ class Verbs:
                 filed = await self._file_answer(ctx, body)
             now_ms = ctx.now_ms(self._clock)
             if now_ms >= it.status.record.deadline:
-                return await self._expire_due(ctx, it)
+                return await self._expire_due(ctx, it, body)
             settled = resumed(it.status.record, now_ms, speaker, filed)
+            await ctx.prove_open()
             outcome = await self._settler.attempt(
                 ctx.target, it.status, settled, ctx.cause, ctx.trace
             )
             it = Whole(it.spec, outcome.status, it.fact)
             if outcome.won:
                 return await self._resumed(ctx, it, won=True)
-        return await self._lost_to_heartbeat(ctx, it)
+        if it.status.record.state != "waiting":
+            return await self._settled(ctx, it, body)
+        return self._moved(ctx, it)
 
     async def _resume_remembered(self, ctx: Context, body: Resume, speaker: Holder) -> Whole | None:
         """Resume what this worker minted itself, without a read; refusals need one.
@@ -176,6 +179,7 @@ class Verbs:
         if now_ms >= deadline:
             return None
         settled = resumed(status.record, now_ms, speaker, filed)
+        await ctx.prove_open()
         try:
             outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause, ctx.trace)
         except Garbled:
@@ -224,12 +228,15 @@ class Verbs:
 
     async def _move(self, ctx: Context, it: Whole, moved: StatusRecord) -> StatusAt:
         """Compare-and-set the new deadline; answer with what stands afterwards."""
+        await ctx.prove_open()
         try:
             revision = await self._records.put_status(
                 ctx.target, moved, it.status.revision, ctx.cause
             )
         except (CasLost, Unknown) as lost:
             now = await self._records.status(ctx.target)
+            if now is None:
+                raise Unavailable("the status cannot be seen now") from lost
             if not isinstance(now, StatusAt):
                 raise Garbled(ctx.target, "status") from lost
             if isinstance(lost, Unknown) and now.revision == it.status.revision:
@@ -289,15 +296,14 @@ class Verbs:
         return None
 
     async def _file_answer(self, ctx: Context, body: Resume) -> str | None:
-        if not body.has_answer:
+        identifier = _answer_id(ctx, body)
+        if identifier is None:
             return None
-        by = ctx.speaker.principal
-        identifier = answer_id(ctx.target.token, by, body.answer, body.artifact)
         record = AnswerRecord(
             v=1,
             token=ctx.target.token,
             answerId=identifier,
-            by=by,
+            by=ctx.speaker.principal,
             at=ctx.at_ms,
             value=body.answer,
             artifact=body.artifact,
@@ -311,14 +317,22 @@ class Verbs:
             metrics.SETTLE_SECONDS.observe((it.status.record.settledTs - ctx.at_ms) / 1000)
         return Accepted("resumed", self._view(ctx, it))
 
-    async def _settled(self, ctx: Context, it: Whole) -> Verdict:
-        """Answer a resume or heartbeat that came after the settlement, and finish it."""
-        if it.status.record.state == "resumed" and it.status.cause == ctx.cause:
+    async def _settled(self, ctx: Context, it: Whole, body: Resume | None = None) -> Verdict:
+        """Answer a resume (or a heartbeat) that came after the settlement, and finish it."""
+        own = it.status.record.state == "resumed" and it.status.cause == ctx.cause
+        if own and body is not None and await self._says_the_same(ctx, it, body):
             return await self._resumed(ctx, it, won=False)
         # Before the refusal, which is not served again to finish what was left undone.
         await self._settler.finish(ctx.target, it.status, won=False, by="command")
         if it.status.record.state == "expired":
             return self._expired(ctx, it)
+        if own:
+            return Refusal(
+                Code.CONFLICT,
+                "command-id-reused",
+                "this command id resumed the checkpoint, and this is another command",
+                data=self._view(ctx, it),
+            )
         return Refusal(
             Code.CONFLICT,
             "already-resumed",
@@ -326,7 +340,17 @@ class Verbs:
             data=self._view(ctx, it),
         )
 
-    async def _expire_due(self, ctx: Context, it: Whole) -> Verdict:
+    async def _says_the_same(self, ctx: Context, it: Whole, body: Resume) -> bool:
+        """Whether a resume is the one that its command id has carried out."""
+        if _answer_id(ctx, body) != it.status.record.settledAnswerId:
+            return False
+        return body.prompt_digest is None or await self._prompt_is(ctx, body.prompt_digest)
+
+    async def _prompt_is(self, ctx: Context, digest: str) -> bool:
+        prompt = await self._records.prompt(ctx.target)
+        return prompt is not None and prompt_digest(prompt) == digest
+
+    async def _expire_due(self, ctx: Context, it: Whole, body: Resume | None = None) -> Verdict:
         """Drive the expiry of a due checkpoint, once its deadline has passed beyond doubt."""
         await self._wait_until_due(it.status.record.deadline)
         outcome = await self._settler.expire(
@@ -341,13 +365,8 @@ class Verbs:
         if it.status.record.state == "waiting":
             return self._moved(ctx, it)
         if it.status.record.state == "resumed":
-            return await self._settled(ctx, it)
+            return await self._settled(ctx, it, body)
         return self._expired(ctx, it)
-
-    async def _lost_to_heartbeat(self, ctx: Context, it: Whole) -> Verdict:
-        if it.status.record.state != "waiting":
-            return await self._settled(ctx, it)
-        return self._moved(ctx, it)
 
     async def _wait_until_due(self, deadline_ms: int) -> None:
         # In short steps: a clock that was behind, as after a sleep of the machine, is put right.
@@ -389,3 +408,10 @@ class Verbs:
 
     def _view(self, ctx: Context, it: Whole) -> dict[str, object]:
         return view(ctx.target, it.status.record, it.spec.record.holder).to_object()
+
+
+def _answer_id(ctx: Context, body: Resume) -> str | None:
+    """Under which id a resume files its answer; ``None`` if it has none."""
+    if not body.has_answer:
+        return None
+    return answer_id(ctx.target.token, ctx.speaker.principal, body.answer, body.artifact)

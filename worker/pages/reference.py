@@ -106,7 +106,11 @@ _GRAMMARS: Final = [
     ("user", code(tokens.USER_PATTERN)),
     ("mint key", code(tokens.MINT_KEY_PATTERN)),
     ("epoch", f"{code(tokens.EPOCH_PATTERN)}, at most 2^53-1"),
-    ("id of a result", "`<seq>` (checkpoints), `<epoch>-<seq>` (admission, caps, system)"),
+    (
+        "id of a result",
+        "`<epoch>-<seq>`; the epoch counts the ledger's logs, and of checkpoints it is when the "
+        "stream of their commands was made, ms",
+    ),
 ]
 
 _LIMITS: Final = [
