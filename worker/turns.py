@@ -28,10 +28,6 @@ LOOK_MOST_S: Final = 10.0
 RETRY_S: Final = 0.2
 RETRY_MOST_S: Final = 2.0
 
-LICENCE_S: Final = 2.0
-"""An ``ok`` to an intent that took longer is old, and is asked for again: whoever was silent for
-the policy's 4 s may have been declared lost, and its turn given to another life."""
-
 Channel = Literal["stdin", "pty", "http", "other"]
 Phase = Literal["outside", "queued", "seated", "intending", "dispatched", "settled"]
 
@@ -238,18 +234,9 @@ class Turn:
         """
         identity = self._connector.intent_identity(child)
         self._phase = "intending"
-        loop, command_id, asked_at = asyncio.get_running_loop(), new_command_id(), -LICENCE_S
-
-        async def ask(id_: str) -> Ruled:
-            nonlocal asked_at
-            asked_at = loop.time()
-            return await self._client.adm.intent(self.fence, identity, channel, command_id=id_)
-
-        while True:
-            await self._step(ask, command_id)
-            if loop.time() - asked_at <= LICENCE_S:
-                break
-            log.info("licence_is_old", request_id=self.request_id)
+        await self._step(
+            lambda id_: self._client.adm.intent(self.fence, identity, channel, command_id=id_)
+        )
         self._phase = "dispatched"
 
     async def active(self) -> None:
@@ -405,13 +392,11 @@ class Turn:
         self._phase = "outside"
         raise NotAdmitted(self.request_id, turn.state)
 
-    async def _step(
-        self, call: Callable[[str], Awaitable[Ruled]], command_id: str | None = None
-    ) -> Ruled:
+    async def _step(self, call: Callable[[str], Awaitable[Ruled]]) -> Ruled:
         """A verb under the fence, carried out once however often it must be asked for."""
-        id_ = command_id or new_command_id()
+        command_id = new_command_id()
         try:
-            ruled = await self._persist(lambda: call(id_))
+            ruled = await self._persist(lambda: call(command_id))
         except Refused as refused:
             if refused.code is Code.FENCED:
                 self._lose("fenced")

@@ -1,8 +1,10 @@
 """Typed calls of the admission plane (spec/admission.md, States)."""
 
+import asyncio
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from schemas.admission import (
     Block,
@@ -47,6 +49,10 @@ from schemas.model import Body
 from schemas.results import Result
 from schemas.strict_json import JsonObject
 from worker.client.checkpoints import Calls
+
+LICENCE_S: Final = 2.0
+"""How old an ``ok`` to an intent may be: whoever was silent for the policy's 4 s may have been
+declared lost, and its turn given to another life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +214,9 @@ class Admission:
     ) -> Ruled:
         """About to write to the provider; nothing may be written before this has returned.
 
+        An ``ok`` that took longer than ``LICENCE_S`` is old and is asked for again, under the same
+        id: it is judged anew, at its own place in the log.
+
         Args:
             fence: The seat.
             identity: The connector and, but for ``http``, its child.
@@ -221,7 +230,12 @@ class Admission:
         body = Intent.from_object(
             {**fence.to_object(), "identity": identity.to_object(), "channel": channel}
         )
-        return await self._ruled((fence.request_id,), body, command_id, timeout_ms)
+        now, command_id = asyncio.get_running_loop().time, command_id or secrets.token_urlsafe(16)
+        while True:
+            asked_at = now()
+            ruled = await self._ruled((fence.request_id,), body, command_id, timeout_ms)
+            if now() - asked_at <= LICENCE_S:
+                return ruled
 
     async def active(
         self, fence: Fence, *, command_id: str | None = None, timeout_ms: int | None = None
