@@ -14,7 +14,7 @@ from schemas.subjects import Checkpoint
 from tests.support.cp import MINUTE_MS, Desk, Json, Replica, a_target, desk_in, serving, until
 from tests.support.process import command, space_environment
 from tests.support.space import Space
-from worker.bus.errors import Unavailable
+from worker.bus.errors import Unavailable, Unknown
 from worker.checkpoints import guard, lost
 
 
@@ -290,6 +290,38 @@ async def test_nothing_is_served_until_the_journal_has_been_applied(
         await ready(replica, desk)
         assert (await desk.result(seq))["outcome"] == "already-resumed"
         await stands(desk, targets, statuses)
+
+
+async def test_nothing_is_served_by_what_was_known_of_the_time_before_a_reconnect(
+    desk: Desk, own_space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker that comes back may have another clock, and does not say its time at first."""
+    async with serving(own_space) as replica:
+        target = a_target()
+        await desk.mint(target)
+        clock = replica.plane._clock
+        refresh, go_on, asked = clock.refresh, asyncio.Event(), 0
+
+        async def unanswered() -> None:
+            nonlocal asked
+            if go_on.is_set():
+                return await refresh()
+            asked += 1
+            raise Unknown("no answer")
+
+        monkeypatch.setattr(clock, "refresh", unanswered)
+        await asyncio.to_thread(own_space.server.stop)
+        await asyncio.to_thread(own_space.server.start)
+        seq = int(await again(lambda: desk.say("resume", target, {})))
+
+        async def asked_again_and_again() -> bool:
+            return asked > 3
+
+        await until(asked_again_and_again)
+        assert desk.heard[seq] == []
+        assert "not looked at yet" in " ".join(replica.plane.not_ready())
+        go_on.set()
+        assert (await desk.result(seq))["outcome"] == "resumed"
 
 
 async def test_nothing_is_served_between_a_reconnect_and_the_look_at_the_streams(

@@ -119,6 +119,43 @@ async def test_two_workers_that_are_off_either_way_agree(
         await replica.swept()
 
 
+@pytest.mark.parametrize("wheel", [True, False])
+async def test_what_is_stored_after_the_deadline_loses_while_the_machines_clocks_stand_still(
+    desk: Desk, space: Space, wheel: bool
+) -> None:
+    """A paused machine, whose clocks were paused with it, in the middle of its work."""
+    paused_s = 0.0
+    stood_at: float | None = None
+
+    def monotonic() -> float:
+        return (time.monotonic() if stood_at is None else stood_at) - paused_s
+
+    def wall_ns() -> int:
+        stood_s = 0.0 if stood_at is None else time.monotonic() - stood_at
+        return time.time_ns() - int((paused_s + stood_s) * 1e9)
+
+    async with serving(space, monotonic=monotonic, wall_ns=wall_ns, wheel=wheel):
+        targets = [a_target() for _ in range(3)]
+        deadline = await desk.now_ms() + 2_000
+        for target in targets:
+            await desk.mint(target, deadline_at_ms=deadline)
+        stood_at = time.monotonic()
+        while await desk.now_ms() < deadline:  # noqa: ASYNC110 - the broker's clock
+            await asyncio.sleep(0.01)
+        later = {"generation": 1, "deadline_at_ms": deadline + MINUTE_MS}
+        seqs = [
+            await desk.say("resume", targets[0], {}),
+            await desk.say("heartbeat", targets[1], later),
+            await desk.say("expire", targets[2], {}),
+        ]
+        # They go on from where they stood.
+        paused_s, stood_at = time.monotonic() - stood_at, None
+        for seq in seqs:
+            assert (await desk.result(seq))["outcome"] in ("expired", "already_settled")
+        for target in targets:
+            assert (await desk.agree(target))["state"] == "expired"
+
+
 @pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
 @pytest.mark.parametrize("seconds", [-LITTLE_S, LITTLE_S])
 async def test_a_worker_whose_whole_machine_is_off_does_everything_in_its_time(
