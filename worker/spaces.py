@@ -80,7 +80,7 @@ async def check_space(
     """
     topology = topology_of(conn, names, settings)
     survey = await topology.survey()
-    known = _remembered(settings.data_dir, names.space)
+    known = remembered_id(settings.data_dir, names.space)
     if not survey.found:
         if not may_create or known is not None:
             raise StartRefused(_nothing_there(names.space, known))
@@ -120,7 +120,7 @@ async def verify_space(conn: Connection, names: Names, settings: Settings) -> li
     topology = topology_of(conn, names, settings)
     if not (await topology.survey()).found:
         raise StartRefused(_nothing_there(names.space, None))
-    return await topology.verify(_remembered(settings.data_dir, names.space))
+    return await topology.verify(remembered_id(settings.data_dir, names.space))
 
 
 def _first_command(names: Names) -> Outgoing:
@@ -140,7 +140,8 @@ def _nothing_there(space: str, known: str | None) -> str:
     return f"the space {space!r} is not set up; run: tidegate setup --new --space {space}"
 
 
-def _remembered(data_dir: Path, space: str) -> str | None:
+def remembered_id(data_dir: Path, space: str) -> str | None:
+    """The id of a space that this data directory knows; ``None`` if it knows none."""
     try:
         raw = (space_dir(data_dir, space) / "space-id").read_bytes()
         return raw.decode("utf-8", "replace").strip() or None

@@ -8,6 +8,7 @@ from worker.bus.connection import Connection
 from worker.checkpoints.plane import CheckpointPlane
 from worker.component import SpaceComponent
 from worker.evidence.plane import EvidencePlane
+from worker.inventory import Inventory
 from worker.ledger.service import LedgerPlane
 from worker.planes import PLANES
 from worker.settings import Settings
@@ -22,4 +23,5 @@ def planes_of(
     ledger = LedgerPlane(conn, names, settings, replica, planes=PLANES)
     evidence = EvidencePlane(conn, names, settings, replica, ledger)
     probes = Probes(conn, names, replica, ledger, monotonic=time.monotonic)
-    return (checkpoints, ledger, evidence, probes)
+    inventory = Inventory(conn, names, settings)
+    return (checkpoints, ledger, evidence, inventory, probes)

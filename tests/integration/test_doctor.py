@@ -41,7 +41,9 @@ from worker.bus.topology import SpaceTopology, TopologySettings
 from worker.doctor import examination
 from worker.doctor import space as space_checks
 from worker.doctor.findings import Check, Finding, Severity
+from worker.inventory import confirm
 from worker.planes import PLANES
+from worker.spaces import topology_of
 
 NAMES = Names("tidegate", "main")
 UID = "d" * 26
@@ -149,6 +151,19 @@ async def test_a_stream_that_is_gone(space: Space) -> None:
     the(
         Check.STREAM_MISSING, findings, Severity.DANGER, space.names.ept_stream, "every armed timer"
     )
+
+
+@provokes((Check.STREAM_ANEW, Severity.DANGER))
+async def test_a_stream_that_was_made_anew(space: Space) -> None:
+    names, settings = space.names, space.settings()
+    async with js_of(space) as js:
+        survey = await topology_of(js.connection, names, settings).survey()
+        assert confirm(settings.data_dir, names, survey) == []
+        config = survey.found[names.epf_stream].config
+        await js.stream_delete(names.epf_stream)
+        await js.stream_create(config)
+    found = the(Check.STREAM_ANEW, await examine(space), Severity.DANGER, names.epf_stream)
+    assert "tidegate setup --confirm-streams" in found.fix
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,19 @@ class SpaceTopology:
             Every difference. A durable that is missing is not one: the worker makes it again.
         """
         survey = await self.survey()
+        differences = self.compare(survey, space_id)
+        for durable, config in self._durables().items():
+            stream = stream_of(self._names, durable)
+            if stream in survey.found:
+                try:
+                    actual = await self._js.consumer_info(stream, durable)
+                except ConsumerMissing:
+                    continue
+                differences += compare_durable(stream, config, actual.config)
+        return differences
+
+    def compare(self, survey: Survey, space_id: str | None = None) -> list[Difference]:
+        """Every difference of the streams alone; see ``verify``."""
         if space_id is None:
             log = survey.found.get(self._names.log_stream)
             metadata = (log.config.get("metadata") if log is not None else None) or {}
@@ -187,14 +200,6 @@ class SpaceTopology:
                 differences.append(missing)
             else:
                 differences += compare_stream(planned, info.config)
-        for durable, config in self._durables().items():
-            stream = stream_of(self._names, durable)
-            if stream in survey.found:
-                try:
-                    actual = await self._js.consumer_info(stream, durable)
-                except ConsumerMissing:
-                    continue
-                differences += compare_durable(stream, config, actual.config)
         return differences
 
     async def refuse_danger(self, space_id: str | None = None) -> list[Difference]:

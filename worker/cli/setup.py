@@ -27,6 +27,13 @@ def register(app: typer.Typer) -> None:
         new: Annotated[
             bool, typer.Option("--new", help="Create the streams of spaces that do not exist.")
         ] = False,
+        confirm_streams: Annotated[
+            bool,
+            typer.Option(
+                "--confirm-streams",
+                help="Accept streams that were deleted and made anew, for this data directory.",
+            ),
+        ] = False,
         spaces: SpacesOption = None,
         replicas: Annotated[
             int | None,
@@ -86,7 +93,7 @@ def register(app: typer.Typer) -> None:
             return
         if endpoints or persons or hosts:
             common.usage("--endpoint", "--endpoint, --person and --host go with --print-conf")
-        raise typer.Exit(ending.run_async(_setup(settings, new, as_json)))
+        raise typer.Exit(ending.run_async(_setup(settings, new, as_json, confirm_streams)))
 
 
 def _conf(
@@ -113,10 +120,11 @@ def _conf(
     return users.production(spaces, endpoints, persons, hosts)
 
 
-async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
+async def _setup(settings: "Settings", new: bool, as_json: bool, confirm_streams: bool) -> int:
     from schemas.names import Names
     from worker.bus.topology import Severity
-    from worker.spaces import create_space, verify_space
+    from worker.inventory import confirm
+    from worker.spaces import create_space, topology_of, verify_space
 
     report: list[dict[str, Any]] = []
     async with sessions.workers_account(settings, "tidegate-setup") as conn:
@@ -124,10 +132,15 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
             names = Names(settings.root, space)
             created = await create_space(conn, names, settings) if new else None
             differences = await verify_space(conn, names, settings)
+            confirmed: list[str] = []
+            if confirm_streams:
+                survey = await topology_of(conn, names, settings).survey()
+                confirmed = confirm(settings.data_dir, names, survey)
             report.append(
                 {
                     "space": space,
                     "created": created is not None,
+                    "confirmed": confirmed,
                     "differences": [
                         {
                             "severity": str(one.severity),
@@ -140,6 +153,8 @@ async def _setup(settings: "Settings", new: bool, as_json: bool) -> int:
                 }
             )
             common.say(f"{space}: {'created' if created else 'checked'}")
+            for stream in confirmed:
+                common.say(f"{space}: {stream} is accepted as it is now")
     rows = [
         (entry["space"], one["severity"], one["what"], one["found"], one["expected"])
         for entry in report

@@ -41,6 +41,7 @@ class Check(StrEnum):
     CLOCK = "clock"
     SPACE = "space"
     STREAM_MISSING = "stream-missing"
+    STREAM_ANEW = "stream-made-anew"
     STREAM_SETTINGS = "stream-settings"
     DURABLES = "durables"
     REPLICAS = "replicas"

@@ -20,6 +20,7 @@ from worker.bus.plan import (
 from worker.doctor import checkpoints, streams
 from worker.doctor.findings import Check, Finding, danger, fine, warning
 from worker.errors import StartRefused
+from worker.inventory import CONFIRM, made_anew
 from worker.ledger.snapshots import Snapshots
 from worker.planes import PLANES
 from worker.settings import Settings
@@ -84,6 +85,15 @@ async def examine(
     js = JetStream(conn)
     survey = await topology_of(conn, names, settings).survey()
     findings = streams.judge(names, settings, survey, differences)
+    findings += [
+        danger(
+            Check.STREAM_ANEW,
+            f"the stream {stream} was deleted and made anew",
+            "what it held is gone, and whoever asks for it is told that it never was",
+            f"restore the broker's store, or accept the loss: {CONFIRM}",
+        )
+        for stream in made_anew(settings.data_dir, names, survey)
+    ]
     findings.append(await _durables(js, names, settings))
     findings += await _replicas(js, names, survey.found, own_broker=own_broker)
     if names.res_stream in survey.found:

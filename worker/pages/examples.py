@@ -446,7 +446,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
                 "spaces": ["main"],
             },
             "broker": {"version": "2.15.1", "rtt_ms": 0.4, "reconnects": 0, "embedded": False},
-            "planes": {"checkpoints": {}, "ledger": {}, "probes": {}},
+            "planes": {"checkpoints": {}, "ledger": {}, "streams": {}, "probes": {}},
         },
         "view.sys.digest": {
             "schema_version": 1,
