@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from schemas.names import kv_stream
 from tests.nemesis.arena.arena import Arena
+from tests.nemesis.arena.damage import damage
 from tests.nemesis.arena.disks import Disk, Slowness
 from tests.nemesis.arena.workers import FullPipe, broken_pipe
 from tests.nemesis.schedule import Planned
 from tests.support import odd_bytes
 from tests.support.stranger import Stranger
 from worker.bus.errors import BusError
+from worker.spaces import LEDGER_FILE, space_dir
 
 ATTACHED_S = 0.3
 """After so long strace has been refused, if it is."""
@@ -78,7 +80,7 @@ class Nemesis:
     async def _begin(self, one: Planned) -> Undo:
         name, _, what = one.fault.partition("-")
         match name, what:
-            case ("kill" | "freeze" | "step" | "fail" | "fill" | "slow" | "pause", _):
+            case ("kill" | "freeze" | "step" | "fail" | "fill" | "slow" | "pause" | "damage", _):
                 begin: Callable[[Planned], Awaitable[Undo]] = getattr(
                     self, f"_{one.fault.replace('-', '_')}"
                 )
@@ -148,9 +150,13 @@ class Nemesis:
     async def _say(self, seed: str) -> None:
         rng = random.Random(seed)
         grants = {"": [f"{self._arena.names.prefix}.{tail}" for tail in STRANGE]}
+        servers = self._arena.brokers.servers
         messages = odd_bytes.drawn(rng, grants)
+        if len(servers) > 1:
+            # Brokers hang up on each other over a subject with a carriage return in it.
+            messages = (said for said in messages if b"\r" not in said.subject + said.reply)
         while True:
-            server = rng.choice(self._arena.brokers.servers)
+            server = rng.choice(servers)
             async with Stranger(server.port, "", "") as stranger:
                 with contextlib.suppress(TimeoutError):
                     await stranger.say(itertools.islice(messages, 20))
@@ -207,6 +213,30 @@ class Nemesis:
 
     async def _fill_ledger_disk(self, one: Planned) -> Undo:
         return await _fill(self._arena.slot(one.target).disk)
+
+    async def _damage_ledger(self, one: Planned) -> Undo:
+        """A stopped worker's ledger is changed by hand; then somebody takes that file away.
+
+        Both workers are started again then, as an operator does who knows which file is right.
+        """
+        arena, slot = self._arena, self._arena.slot(one.target)
+        await slot.kill()
+        folder = space_dir(slot.disk.path, arena.names.space)
+        done = await asyncio.to_thread(damage, folder / LEDGER_FILE, one.detail)
+        slot.wanted = True
+        if not done:
+            raise Skipped("the ledger holds nothing yet")
+        arena.recorder.injected(one.fault, one.target, "note", done)
+
+        async def undo() -> None:
+            for other in arena.slots:
+                await other.kill()
+            for path in folder.glob(f"{LEDGER_FILE}*"):
+                path.unlink()
+            for other in arena.slots:
+                other.wanted = True
+
+        return undo
 
     async def _fill_and_cut_worker(self, one: Planned) -> Undo:
         """Its connection is lost while its disk is full, and comes back before there is room."""

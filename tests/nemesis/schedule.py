@@ -77,6 +77,7 @@ KINDS: Final[dict[str, _Kind]] = {
     "lag-worker": _Kind(5, "worker", 1.0, 8.0),
     "pause-machine": _Kind(4, "machine", 1.0, 8.0),
     "fill-and-cut-worker": _Kind(2, "worker", 1.5, 5.0),
+    "damage-ledger": _Kind(2, "worker", 2.0, 6.0, CHANCES),
     "revoke-right": _Kind(3, "right", 1.0, 6.0, RIGHTS),
     "speak-strangely": _Kind(3, "strangers", 0.5, 3.0, CHANCES),
 }
