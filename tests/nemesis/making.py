@@ -77,6 +77,12 @@ class Paper:
     def _called(self, number: int) -> ev.Called:
         return next(e for e in self.events if isinstance(e, ev.Called) and e.call == number)
 
+    @property
+    def _last(self) -> int:
+        """The last sequence of the log."""
+        stored = [e.seq for e in self.events if isinstance(e, ev.Stored) and e.kind == "log"]
+        return max(stored, default=0)
+
     def store(self, number: int) -> int:
         """The broker stores a call's command; its sequence."""
         self.tick()
@@ -94,7 +100,7 @@ class Paper:
         said: Json = {
             "v": 1,
             "command_id": called.command_id,
-            "id": f"1-{seq}" if ledger else str(seq),
+            "id": f"1-{seq}" if ledger else f"{START_MS}-{seq}",
             "status": status,
             "outcome": outcome,
             "data": data,
@@ -247,6 +253,16 @@ class Paper:
         self.events.append(
             ev.Written(at_ns=self.ns, who=who, request_id=request, generation=generation)
         )
+
+    def asked(self, plane: str, name: str, body: Json, data: Json | None, code: str = "") -> None:
+        """A query is asked that is to include all so far, and is answered or refused."""
+        self.tick()
+        if plane != "cp":
+            body = {**body, "after": f"1-{max(self._last, 1)}"}
+        self.events.append(
+            ev.Asked(at_ns=self.ns, plane=plane, name=name, body=body, data=data, code=code)
+        )
+        self.tick()
 
     def replica(self, name: str, watermark: int, digest: str) -> None:
         self.events.append(ev.Replica(name=name, watermark=watermark, digest=digest))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.nemesis.history import checker, events
 from tests.nemesis.history.events import Json
-from tests.nemesis.making import AGENT, PERSON, RUNNER, START_MS, UID, Paper
+from tests.nemesis.making import AGENT, OPERATOR, PERSON, RUNNER, START_MS, UID, Paper
 from tests.nemesis.schedule import KINDS, plan
 
 SECOND = START_MS + 3_600_000
@@ -83,7 +83,7 @@ def told_of_a_checkpoint_otherwise(paper: Paper) -> None:
 
 
 def told_before_more_had_happened(paper: Paper) -> None:
-    """In order: the first result was heard and not stored, and the second one knows more."""
+    """Another answer for one sequence: the first result was heard and never stored."""
     number = paper.call(RUNNER, "cp", "mint", "runs.a", {"deadline_at_ms": paper.now_ms + 10})
     deadline, seq = paper.now_ms + 10, paper.store(number)
     view: Json = {"state": "waiting", "generation": 1}
@@ -192,6 +192,16 @@ def resumed_after_its_deadline(paper: Paper) -> None:
     deadline = paper.mint("a", 10)
     paper.tick(50)
     paper.resume("a", deadline)
+    paper.settle("a", "resumed", deadline, deadline - 1)
+
+
+def resumed_by_nobody_in_time(paper: Paper) -> None:
+    """Its settlement looks timely, and no resume was stored before the deadline."""
+    deadline = paper.mint("a", 10)
+    paper.tick(50)
+    number = paper.call(RUNNER, "cp", "resume", "runs.a", {})
+    paper.store(number)
+    paper.answer(number, None)
     paper.settle("a", "resumed", deadline, deadline - 1)
 
 
@@ -340,6 +350,14 @@ def an_old_fence_acts(paper: Paper) -> None:
     paper.act("start", "r1", old)
 
 
+def an_intent_answered_from_memory(paper: Paper) -> None:
+    """The second life has the turn, and the first is told its old ok again."""
+    old = paper.admitted("r1")
+    paper.do(AGENT, "adm", "intent", "r1", old, "dispatch_intent", "ok", "the-same-command")
+    paper.admitted("r1", 2, who=OTHER)
+    paper.do(AGENT, "adm", "intent", "r1", old, "dispatch_intent", "ok", "the-same-command")
+
+
 def a_lost_lease_acts(paper: Paper) -> None:
     fence = paper.admitted("r1")
     seq = paper.do(AGENT, "adm", "cancel", "r9", {}, "wrong-state", "refused")
@@ -395,6 +413,44 @@ def replicas_that_differ(paper: Paper) -> None:
     paper.replica("w1", 9, "another")
 
 
+def a_query_that_knows_what_was_told(paper: Paper) -> None:
+    paper.asked("adm", "request", {"request_id": "r1"}, None, "not-found")
+    paper.seats(1)
+    paper.admitted("r1")
+    paper.asked("adm", "request", {"request_id": "r1"}, {"state": "admitted", "generation": 1})
+    paper.stop(1)
+    paper.asked("cap", "show", {"user": "ann"}, {"generation": 1})
+
+
+def a_turn_that_was_not_known_any_more(paper: Paper) -> None:
+    paper.admitted("r1")
+    paper.asked("adm", "request", {"request_id": "r1"}, None, "not-found")
+
+
+def a_generation_of_a_turn_before(paper: Paper) -> None:
+    paper.do(OPERATOR, "adm", "resolve", "r1", {}, "requeued", generation=2)
+    paper.asked("adm", "request", {"request_id": "r1"}, {"state": "active", "generation": 1})
+
+
+def a_turn_that_was_over(paper: Paper) -> None:
+    fence = paper.admitted("r1")
+    for verb in ("start", "intent", "active", "complete"):
+        paper.act(verb, "r1", fence)
+    paper.asked("adm", "request", {"request_id": "r1"}, {"state": "active", "generation": 1})
+
+
+def a_generation_before_a_stop(paper: Paper) -> None:
+    paper.stop(1)
+    paper.asked("cap", "show", {"user": "ann"}, {"generation": 0})
+
+
+def a_checkpoint_that_waited_again(paper: Paper) -> None:
+    deadline = paper.mint("a", 1_000)
+    paper.settle("a", "resumed", deadline, paper.resume("a", deadline))
+    body: Json = {"endpoint": "runs", "token": "a"}
+    paper.asked("cp", "show", body, {"checkpoint": {"state": "waiting"}})
+
+
 BAD: list[tuple[Callable[[Paper], None], str]] = [
     (no_result, "no-result"),
     (no_result_of_a_checkpoint_command, "no-result"),
@@ -402,6 +458,7 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (told_otherwise, "answer-differs"),
     (told_of_a_checkpoint_otherwise, "answer-differs"),
     (told_of_a_checkpoint_otherwise, "answer-contradicts"),
+    (told_before_more_had_happened, "answer-differs"),
     (accepted_and_lost, "lost-command"),
     (an_old_answer, "allowed-after-stop"),
     (an_old_answer, "out-of-order"),
@@ -415,6 +472,7 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (observers_were_told_both, "observers-differ"),
     (a_result_contradicts, "answer-contradicts"),
     (resumed_after_its_deadline, "late-resume"),
+    (resumed_by_nobody_in_time, "late-resume"),
     (resumed_by_a_stranger, "resumed-by-another"),
     (two_resumes_won, "resumed-twice"),
     (expired_early, "settled-early"),
@@ -435,6 +493,7 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (too_many_seats, "seats-exceeded"),
     (a_fence_that_did_not_grow, "fence-not-grown"),
     (an_old_fence_acts, "old-fence-accepted"),
+    (an_intent_answered_from_memory, "old-fence-accepted"),
     (a_lost_lease_acts, "old-fence-accepted"),
     (an_old_ok_is_repeated, "old-fence-accepted"),
     (somebody_elses_fence, "old-fence-accepted"),
@@ -443,6 +502,11 @@ BAD: list[tuple[Callable[[Paper], None], str]] = [
     (written_before_its_intent, "written-without-intent"),
     (a_row_of_the_journal_is_missing, "journal-gap"),
     (replicas_that_differ, "replicas-differ"),
+    (a_turn_that_was_not_known_any_more, "stale-query"),
+    (a_generation_of_a_turn_before, "stale-query"),
+    (a_turn_that_was_over, "stale-query"),
+    (a_generation_before_a_stop, "stale-query"),
+    (a_checkpoint_that_waited_again, "stale-query"),
 ]
 
 
@@ -453,7 +517,7 @@ def verdicts(make: Callable[[Paper], None]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "make", [good, a_late_repeat_of_a_timely_resume, told_before_more_had_happened]
+    "make", [good, a_late_repeat_of_a_timely_resume, a_query_that_knows_what_was_told]
 )
 def test_what_is_in_order_passes(make: Callable[[Paper], None]) -> None:
     assert verdicts(make) == set()

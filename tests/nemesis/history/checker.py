@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.nemesis.history import answers, caps, checkpoints, events, replicas, seats
+from tests.nemesis.history import answers, caps, checkpoints, events, queries, replicas, seats
 from tests.nemesis.history.events import Event
 from tests.nemesis.history.past import History, Violation
 
@@ -17,7 +17,7 @@ def check(recorded: Iterable[Event]) -> list[Violation]:
     history = History.of(recorded)
     found = [
         violation
-        for judge in (answers, checkpoints, caps, seats, replicas)
+        for judge in (answers, checkpoints, caps, seats, queries, replicas)
         for violation in judge.check(history)
     ]
     if history.ended is None:

@@ -136,7 +136,11 @@ def _in_time(seen: _Seen, status: Json, stored: Stored) -> Iterator[Violation]:
     if won and all(first[command.intent] >= deadline_ns for command in won):
         yield Violation("late-resume", f"{won[0]} was stored at or after {status['deadline']}")
     holder = status["settledHolder"]
-    if won and {c.who for c in won} != {f"{holder['id']}.{holder['lifecycleUid']}"}:
+    speaker = f"{holder['id']}.{holder['lifecycleUid']}"
+    asked = [c for c in seen.commands if c.verb == "resume" and c.who == speaker]
+    if not any(first[command.intent] < deadline_ns for command in asked):
+        yield Violation("late-resume", f"no resume of {speaker} was stored in time")
+    if won and {c.who for c in won} != {speaker}:
         yield Violation("resumed-by-another", f"{won[0]}, holder {holder}")
     if len({command.intent for command in won}) > 1:
         yield Violation("resumed-twice", ", ".join(map(str, won)))

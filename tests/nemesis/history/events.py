@@ -70,6 +70,27 @@ class Answered(_Event):
     why: str = ""
 
 
+class Asked(_Event):
+    """A query was asked and answered.
+
+    Attributes:
+        at_ns: When it was asked.
+        plane: Of the query.
+        name: Of the query.
+        body: What was asked.
+        data: What was answered; ``None`` if it was refused.
+        code: Why it was refused.
+    """
+
+    event: Literal["asked"] = "asked"
+    at_ns: int
+    plane: str
+    name: str
+    body: Json
+    data: Json | None = None
+    code: str = ""
+
+
 class Permitted(_Event):
     """What a client concluded from an authorization.
 
@@ -157,7 +178,17 @@ class Ended(_Event):
 
 
 Event = Annotated[
-    Began | Called | Answered | Permitted | Written | Heard | Injected | Stored | Replica | Ended,
+    Began
+    | Called
+    | Answered
+    | Asked
+    | Permitted
+    | Written
+    | Heard
+    | Injected
+    | Stored
+    | Replica
+    | Ended,
     Field(discriminator="event"),
 ]
 

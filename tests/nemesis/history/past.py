@@ -8,6 +8,7 @@ from functools import cached_property
 from schemas.names import Names
 from tests.nemesis.history.events import (
     Answered,
+    Asked,
     Began,
     Called,
     Ended,
@@ -23,6 +24,9 @@ from tests.nemesis.history.events import (
 LEDGER = frozenset({"adm", "cap", "sys"})
 UNKNOWN = ("_", "invalid")
 """Whom a command's result is addressed to whose speaker does not parse."""
+
+INSTANT = 13
+"""Digits of an instant: a checkpoint's epoch is one, a ledger's is a small number."""
 
 SETTLED = frozenset({"resumed", "expired"})
 
@@ -119,6 +123,7 @@ class History:
     ended: Ended | None = None
     calls: dict[int, Call] = field(default_factory=dict)
     stored: dict[str, list[Stored]] = field(default_factory=lambda: defaultdict(list))
+    asked: list[Asked] = field(default_factory=list)
     permits: list[Permitted] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
@@ -139,6 +144,8 @@ class History:
                     one.calls[number] = Call(one.calls[number].called, event)
                 case Stored(kind=kind):
                     one.stored[kind].append(event)
+                case Asked():
+                    one.asked.append(event)
                 case Permitted():
                     one.permits.append(event)
                 case Written():
@@ -174,11 +181,11 @@ class History:
             tail = self.tail(message, "res")
             if tail is None:
                 continue
-            parts = tail[-1].split("-")
-            nobody = tail[:2] == UNKNOWN
-            ledger = len(parts) == 2 if nobody else len(tail) == 5 and tail[2] in LEDGER
-            if len(parts) == (2 if ledger else 1):
-                found[ledger, int(parts[-1])].append(message)
+            epoch, *seq = tail[-1].split("-")
+            of_ledger = len(tail) == 5 and tail[2] in LEDGER
+            if len(seq) == 1:
+                ledger = len(epoch) < INSTANT if tail[:2] == UNKNOWN else of_ledger
+                found[ledger, int(seq[0])].append(message)
         return found
 
     def _commands(self, kind: str) -> Iterator[Command]:

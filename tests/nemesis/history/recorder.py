@@ -11,6 +11,7 @@ from schemas.results import Result
 from tests.nemesis.history import events
 from tests.nemesis.history.events import Event, Json
 from worker.client import Authorization, CallTimeout, Client, new_command_id
+from worker.client.errors import Answer, Refused
 
 
 class Recorder:
@@ -126,6 +127,33 @@ class RecordedClient(Client):
                 )
             )
         return result
+
+    async def query(
+        self,
+        plane: str,
+        name: str,
+        body: Closed | Mapping[str, Any],
+        *,
+        timeout_ms: int | None = None,
+    ) -> Answer:
+        began_ns = self._recorder.clock_ns()
+        data: Json | None = None
+        code = ""
+        try:
+            answer = await super().query(plane, name, body, timeout_ms=timeout_ms)
+            data = answer.data
+        except Refused as refused:
+            code = str(refused.code)
+            raise
+        finally:
+            if data is not None or code:
+                value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
+                self._recorder.add(
+                    events.Asked(
+                        at_ns=began_ns, plane=plane, name=name, body=value, data=data, code=code
+                    )
+                )
+        return answer
 
     async def authorize(
         self, user: str, *, amount: int, grant_expires_at_ms: int, command_id: str, timeout_ms: int

@@ -92,14 +92,15 @@ def _leases(history: History) -> dict[str, list[_Lease]]:
     def add(owner: str, grant: Json) -> None:
         _, seq, nth = grant["lease_id"].split("-")
         lease = _Lease(int(seq), int(nth), grant["generation"], grant["lease_id"], owner)
-        found[grant["request_id"]].append(lease)
+        if lease not in found[grant["request_id"]]:
+            found[grant["request_id"]].append(lease)
 
     for message in history.stored["res"]:
         tail = history.tail(message, "grant")
         if tail is not None:
             add(f"{tail[0]}.{tail[1]}", message.body or {})
-    for command, first in history.first_of_intent(history.log):
-        if command is first and command.outcome == "admitted":
+    for command in history.log:
+        if command.outcome == "admitted":
             add(command.who, command.data)
     return {request: sorted(leases) for request, leases in found.items()}
 

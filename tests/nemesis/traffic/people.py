@@ -121,20 +121,11 @@ class Person(_Speaking):
     principal = "person"
 
     async def act(self, client: RecordedClient, user: str) -> None:
-        match self.rng.choice(["stop", "stop", "revoke", "bump"]):
-            case "stop":
-                await self.insist(
-                    lambda id_: client.cap.stop(user, command_id=id_, timeout_ms=CALL_MS)
-                )
-            case "revoke":
-                second = _known.get(user, Known()).second
-                await self.insist(
-                    lambda id_: client.cap.revoke(
-                        user, expires_at_ms=second, command_id=id_, timeout_ms=CALL_MS
-                    )
-                )
-            case "bump":
-                await self.insist(
-                    lambda id_: client.cap.bump(user, command_id=id_, timeout_ms=CALL_MS)
-                )
+        verb = self.rng.choice(["stop", "stop", "revoke", "bump"])
+        second = _known.get(user, Known()).second
+        body = {"expires_at_ms": second} if verb == "revoke" else {}
+        told = await self.insist(
+            lambda id_: client.call("cap", verb, (user,), body, command_id=id_, timeout_ms=CALL_MS)
+        )
+        await client.cap.show(user, after=told.id, timeout_ms=CALL_MS)
         await self.pause(0.2, 1.5)

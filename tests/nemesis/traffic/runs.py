@@ -73,6 +73,8 @@ class Runner(Actor):
                 endpoint, token, deadline_at_ms=deadline, command_id=id_, timeout_ms=CALL_MS
             )
         )
+        if self.rng.random() < 0.3:
+            await client.cp.show(endpoint, token, timeout_ms=CALL_MS)
         left_ms = max(0, deadline - now_ms())
         match plan:
             case "resume":
