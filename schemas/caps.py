@@ -88,11 +88,13 @@ class StopView(Closed):
         quiet_after_ms: The instant, on the broker's clock, at which the last permit already given
             ends; the Stop's own instant if none is left.
         expires_at_ms: The second of the grant that was ended, if one was.
+        known: Whether anybody ever reserved a cap under that name; not said before ruleset 3.
     """
 
     generation: Generation
     quiet_after_ms: Instant
     expires_at_ms: Instant | None = None
+    known: bool | None = None
 
 
 class BumpView(Closed):
@@ -100,9 +102,11 @@ class BumpView(Closed):
 
     Attributes:
         generation: The new one.
+        known: Whether anybody ever reserved a cap under that name; not said before ruleset 3.
     """
 
     generation: Generation
+    known: bool | None = None
 
 
 class CapSettings(Closed):

@@ -1,5 +1,7 @@
 """Damage done by hand: every authorising answer refuses, a Stop still stops, the fold goes on."""
 
+import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,13 @@ ROWS = {
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[FoldDriver]:
-    one = FoldDriver(tmp_path / "ledger.db", [PLANE])
+    one = prepared(FoldDriver(tmp_path / "ledger.db", [PLANE]))
+    yield one
+    one.close()
+
+
+def prepared(one: FoldDriver) -> FoldDriver:
+    """One with an active cap of generation 1, one superseded, and one reserved."""
     one.send("_op-otto", "cap", "minting", body={"enabled": True}, at_ms=T0)
     send(one, "bump")
     for key, second in ((K1, X), (K2, X - 1_000)):
@@ -59,8 +67,7 @@ def driver(tmp_path: Path) -> Iterator[FoldDriver]:
         send(one, "confirm", key, grant_expires_at_ms=second)
     send(one, "reserve", K3, latest_expires_at_ms=X, cap=10)
     assert authorize(one)["outcome"] == "allowed"
-    yield one
-    one.close()
+    return one
 
 
 def send(driver: FoldDriver, verb: str, *key: str, at_ms: int = T0, **body: Any) -> dict[str, Any]:
@@ -105,8 +112,7 @@ def test_damage_is_refused_as_internal_and_never_taken_for_nothing(
 def test_over_damage_a_stop_leaves_nothing_authorised(driver: FoldDriver, what: str) -> None:
     damage(driver, ROWS[what])
     stopped = send(driver, "stop")
-    expected = "internal" if what.startswith("counter") else "stopped"
-    assert stopped["outcome"] == expected
+    assert stopped["outcome"] == "stopped"
     refused = authorize(driver)
     assert refused["status"] != "ok"
     confirmed = send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)
@@ -170,9 +176,140 @@ def test_a_pointer_left_at_a_revoked_grant_is_damage(driver: FoldDriver) -> None
         assert refused["outcome"] == "internal"
 
 
-def test_a_damaged_permit_is_never_taken_for_quiet(driver: FoldDriver) -> None:
+@pytest.mark.parametrize("ends_at_ms", [-1, T0 + 10**15])
+def test_a_damaged_permit_is_never_taken_for_quiet_and_keeps_no_stop_from_standing(
+    driver: FoldDriver, ends_at_ms: int
+) -> None:
+    damage(driver, f"UPDATE permits SET ends_at_ms = {ends_at_ms}")
+    stopped = send(driver, "stop")
+    assert stopped["outcome"] == "stopped"
+    # No permit lasts longer than two seconds, so none that was given outlasts that.
+    assert stopped["data"]["quiet_after_ms"] == T0 + 2_000
+    assert authorize(driver)["outcome"] == "stopped"
+
+
+def test_under_the_ruleset_before_a_damaged_permit_keeps_a_stop_from_standing(
+    tmp_path: Path,
+) -> None:
+    driver = prepared(FoldDriver(tmp_path / "older.db", [PLANE], ruleset=2))
     damage(driver, "UPDATE permits SET ends_at_ms = -1")
     assert send(driver, "stop")["outcome"] == "internal"
+    assert send(driver, "bump")["data"] == {"generation": 2}
+
+
+COLUMNS = {
+    "revoke_generations": ("user", "generation", "complement"),
+    "reservations": (
+        "user",
+        "mint_key",
+        "expires_at_ms",
+        "latest_expires_at_ms",
+        "cap",
+        "required_version",
+        "generation",
+        "reserved_at_ms",
+        "state",
+        "confirmed_at_ms",
+        "ended_at_ms",
+        "trace",
+    ),
+    "active_grants": ("user", "mint_key"),
+    "settings": ("minting", "permit_ms"),
+    "permits": ("user", "ends_at_ms"),
+    "imports": (
+        "import_id",
+        "chunks",
+        "of",
+        "imported",
+        "malformed",
+        "duplicates",
+        "shared_seconds",
+        "shared_keys",
+        "done_at_ms",
+    ),
+}
+NUMBERS = ("-1", "0", "7", "1000", f"{2**62}", f"{-(2**62)}", f"{T0 + 1}", "NULL")
+TEXTS = ("''", "'b a d'", "'>'", "'a.b'", "'reserved'", "hex(zeroblob(150))", "char(10)", "NULL")
+LEGACY = {
+    "userId": "ann",
+    "mintKey": "legacy-key-00001",
+    "expiresAt": X - 7_000,
+    "perSwapCapUsd": 3,
+    "reservedAt": T0,
+}
+
+
+def test_every_column_of_every_table_is_damaged_here(driver: FoldDriver) -> None:
+    for table in PLANE.tables:
+        found = driver.db.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
+        assert {name for (name,) in found} - {"one"} == set(COLUMNS[table])
+
+
+def strike(driver: FoldDriver, table: str, column: str, value: str) -> int:
+    """Write a value into a column of each row, wherever the file can hold it at all."""
+    db = driver.db
+    db.execute("PRAGMA ignore_check_constraints = ON")
+    db.execute("PRAGMA foreign_keys = OFF")
+    struck = 0
+    keys = db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    for number in range(keys):
+        try:
+            struck += db.execute(
+                f"UPDATE {table} SET {column} = {value} WHERE {column} IS "
+                f"(SELECT {column} FROM {table} LIMIT 1 OFFSET {number})"
+            ).rowcount
+        except sqlite3.IntegrityError:
+            continue
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA ignore_check_constraints = OFF")
+    return struck
+
+
+VERBS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "authorize": (("ann",), {"amount": 1, "grant_expires_at_ms": X - 1_000}),
+    "reserve": (("ann", K3), {"latest_expires_at_ms": X, "cap": 10}),
+    "confirm": (("ann", K3), {"grant_expires_at_ms": X - 2_000}),
+    "revoke": (("ann",), {"expires_at_ms": X - 1_000}),
+    "import": ((), {"import_id": "again", "chunk": 2, "of": 2, "records": [LEGACY]}),
+    "minting": ((), {"enabled": True, "permit_ms": 1_500}),
+    "bump": (("ann",), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [(table, column) for table, columns in COLUMNS.items() for column in columns],
+)
+def test_no_damaged_column_stops_the_fold_or_a_stop(
+    tmp_path: Path, table: str, column: str
+) -> None:
+    made = prepared(FoldDriver(tmp_path / "made.db", [PLANE]))
+    chunk = {"import_id": "again", "chunk": 1, "of": 2, "records": []}
+    made.send("_op-otto", "cap", "import", body=chunk, at_ms=T0)
+    made.close()
+    struck = 0
+    for number, value in enumerate((*NUMBERS, *TEXTS)):
+        path = tmp_path / f"{number}.db"
+        shutil.copyfile(made.path, path)
+        driver = FoldDriver(path, [PLANE])
+        struck += strike(driver, table, column, value)
+        stopped = send(driver, "stop")
+        assert stopped["outcome"] == "stopped", value
+        refused = authorize(driver)
+        assert refused["status"] != "ok", value
+        driver.close()
+
+        shutil.copyfile(made.path, path)
+        driver = FoldDriver(path, [PLANE])
+        strike(driver, table, column, value)
+        for verb, (key, body) in VERBS.items():
+            sender = "_op-otto" if verb in ("import", "minting") else "delia"
+            result = driver.send(sender, "cap", verb, *key, body=body, at_ms=T0 + 1)
+            assert result["outcome"], (verb, value)
+        driver.tick(at_ms=X)
+        assert send(driver, "stop", at_ms=X)["outcome"] == "stopped", value
+        driver.close()
+    assert struck, "nothing was damaged"
 
 
 def test_another_persons_damage_is_not_ours(driver: FoldDriver) -> None:

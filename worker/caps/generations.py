@@ -2,6 +2,7 @@
 
 import sqlite3
 
+from schemas.limits import MAX_SAFE_INTEGER
 from worker.caps.records import Corrupt
 
 _READ = "SELECT generation, complement FROM revoke_generations WHERE user = ?"
@@ -9,6 +10,7 @@ _SET = """
 INSERT INTO revoke_generations VALUES (?, ?, ?)
 ON CONFLICT (user) DO UPDATE SET generation = excluded.generation, complement = excluded.complement
 """
+_HIGHEST = "SELECT max(generation) FROM reservations WHERE user = ? AND generation < ?"
 _ANY = "SELECT 1 FROM reservations WHERE user = ? LIMIT 1"
 
 
@@ -39,6 +41,11 @@ def current(db: sqlite3.Connection, user: str) -> int | None:
     return None
 
 
+def has_reserved(db: sqlite3.Connection, user: str) -> bool:
+    """Whether a person ever reserved a cap: whether anybody acts, or acted, under that name."""
+    return db.execute(_ANY, (user,)).fetchone() is not None
+
+
 def begin(db: sqlite3.Connection, user: str) -> int:
     """The current generation; a person who never had one begins with 0.
 
@@ -52,15 +59,34 @@ def begin(db: sqlite3.Connection, user: str) -> int:
     return generation
 
 
-def advance(db: sqlite3.Connection, user: str) -> int:
+def advance(db: sqlite3.Connection, user: str, *, always: bool) -> int:
     """End the current generation; the new one, one higher.
 
+    Args:
+        db: The open transaction.
+        user: Whose.
+        always: Over a damaged counter, too: the new generation is then higher than whatever is left
+            of it and than that of any reservation, so that all of them are over.
+
     Raises:
-        Corrupt: As ``current``; then nothing of this person is authorised either.
+        Corrupt: As ``current``, unless always; then nothing of this person is authorised either.
     """
-    generation = (current(db, user) or 0) + 1
-    _set(db, user, generation)
-    return generation
+    try:
+        generation = current(db, user) or 0
+    except Corrupt:
+        if not always:
+            raise
+        generation = _highest(db, user)
+    _set(db, user, generation + 1)
+    return generation + 1
+
+
+def _highest(db: sqlite3.Connection, user: str) -> int:
+    """The highest generation that anything left of a person's rows can be taken to say."""
+    counter = db.execute(_READ, (user,)).fetchone()
+    said = [] if counter is None else [counter[0], -1 - counter[1]]
+    (reserved,) = db.execute(_HIGHEST, (user, MAX_SAFE_INTEGER)).fetchone()
+    return max((one for one in (*said, reserved or 0) if 0 <= one < MAX_SAFE_INTEGER), default=0)
 
 
 def _set(db: sqlite3.Connection, user: str, generation: int) -> None:

@@ -10,10 +10,11 @@ from typing import Final, NamedTuple
 from schemas.caps import LEGACY, LegacyRecord
 from schemas.codes import BadInput, Code
 from schemas.commands.cap import Import
+from schemas.limits import MAX_SAFE_INTEGER
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.strict_json import JsonObject
 from worker.caps import generations, keys, records
-from worker.caps.records import Record, floor_second
+from worker.caps.records import Corrupt, Record, floor_second
 from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
@@ -67,6 +68,13 @@ def take_in(tx: Tx, key: tuple[str, ...], body: Import) -> Verdict:
     keys.none_of(key)
     if body.chunk > body.of:
         raise BadInput("chunk", "out-of-range", "field chunk must be at most field of")
+    try:
+        return _take_in(tx, body)
+    except Corrupt as damage:
+        return damage.refusal()
+
+
+def _take_in(tx: Tx, body: Import) -> Verdict:
     progress = _progress(tx.db)
     if progress is not None and progress.done_at_ms is not None:
         return Refusal(
@@ -96,7 +104,20 @@ def take_in(tx: Tx, key: tuple[str, ...], body: Import) -> Verdict:
 
 def _progress(db: sqlite3.Connection) -> Progress | None:
     row = db.execute(_READ).fetchone()
-    return None if row is None else Progress._make(row)
+    if row is None:
+        return None
+    progress = Progress._make(row)
+    counts = (progress.imported, progress.malformed, progress.duplicates)
+    shared = (progress.shared_seconds, progress.shared_keys)
+    is_done = progress.done_at_ms is not None
+    if (
+        min(*counts, *shared) < 0
+        or max(*counts, *shared) > MAX_SAFE_INTEGER
+        or not 0 <= progress.chunks <= progress.of
+        or is_done != (progress.chunks == progress.of)
+    ):
+        raise Corrupt("imports: a damaged row")
+    return progress
 
 
 def _hold(tx: Tx, progress: Progress, raw: JsonObject) -> Progress:

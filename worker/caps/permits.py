@@ -3,6 +3,7 @@
 import sqlite3
 from typing import Final
 
+from schemas.commands.cap import MAX_PERMIT_MS
 from worker.caps.records import Corrupt
 
 _GIVE = """
@@ -31,6 +32,19 @@ def latest_end(db: sqlite3.Connection, user: str) -> int:
     if row[0] < 0:
         raise Corrupt("permits: an instant out of range")
     return int(row[0])
+
+
+def quiet_after(db: sqlite3.Connection, user: str, now_ms: int) -> int:
+    """When the last permit given to a person has ended; it does not depend on the row.
+
+    No permit outlasts ``MAX_PERMIT_MS``, so one given by now has ended by then whatever a damaged
+    row says.
+    """
+    try:
+        latest_ms = latest_end(db, user)
+    except Corrupt:
+        return now_ms + MAX_PERMIT_MS
+    return max(now_ms, min(latest_ms, now_ms + MAX_PERMIT_MS))
 
 
 def prune(db: sqlite3.Connection, before_ms: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from schemas.caps import ACTIVE, EXPIRED, LEGACY, RESERVED, REVOKED, SUPERSEDED
 from schemas.codes import Code
-from schemas.commands.cap import MAX_CAP
+from schemas.commands.cap import LAST_EXPIRY_MS, MAX_CAP
 from schemas.limits import ONE_SECOND_MS
 from schemas.results import Refusal
 from schemas.strict_json import JsonObject
@@ -140,11 +140,15 @@ def proven(row: Sequence[Any]) -> Record:
         raise Corrupt("reservations: an instant that does not fit the state")
     if (record.ended_at_ms is None) == (state in _ENDED):
         raise Corrupt("reservations: an instant that does not fit the state")
+    if not 0 <= record.latest_expires_at_ms <= LAST_EXPIRY_MS:
+        raise Corrupt("reservations: an expiry out of range")
+    if second is not None and not 0 <= second <= LAST_EXPIRY_MS:
+        raise Corrupt("reservations: an expiry out of range")
     if record.generation is None:
         return record
     if not 1 <= record.cap <= MAX_CAP:
         raise Corrupt("reservations: a cap out of range")
-    if second is None or second < 0 or second % ONE_SECOND_MS or record.generation < 0:
+    if second is None or second % ONE_SECOND_MS or record.generation < 0:
         raise Corrupt("reservations: an expiry or a generation out of range")
     return record
 

@@ -8,7 +8,7 @@ from schemas.strict_json import JsonObject
 from worker.caps.records import Corrupt
 
 _READ = "SELECT minting, permit_ms FROM settings"
-_WRITE = "UPDATE settings SET minting = ?, permit_ms = ?"
+_WRITE = "INSERT OR REPLACE INTO settings VALUES (1, ?, ?)"
 
 
 class Settings(NamedTuple):

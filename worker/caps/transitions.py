@@ -24,8 +24,18 @@ from schemas.caps import (
     TOO_NEW,
 )
 from schemas.codes import Code
-from schemas.commands.cap import Authorize, Bump, Confirm, Minting, Reserve, Revoke, Stop
+from schemas.commands.cap import (
+    LAST_EXPIRY_MS,
+    Authorize,
+    Bump,
+    Confirm,
+    Minting,
+    Reserve,
+    Revoke,
+    Stop,
+)
 from schemas.results import Accepted, Refusal, Verdict
+from schemas.strict_json import JsonObject
 from worker.caps import (
     authority,
     facts,
@@ -40,6 +50,7 @@ from worker.caps import (
 from worker.caps.authority import Standing
 from worker.caps.records import Corrupt, Record, floor_second
 from worker.caps.settings import Settings
+from worker.ledger import rulesets
 from worker.ledger.tx import Tx
 
 REQUIRED_VERSION: Final = 2
@@ -217,13 +228,22 @@ def revoke(tx: Tx, key: tuple[str, ...], body: Revoke) -> Verdict:
 def stop(tx: Tx, key: tuple[str, ...], body: Stop) -> Verdict:
     """Raise the generation and end the active grant, in one transaction, always."""
     user = keys.user_of(key)
-    quiet_after_ms = max(tx.now_ms, permits.latest_end(tx.db, user))
-    generation = generations.advance(tx.db, user)
+    mended = tx.ruleset >= rulesets.MENDED
+    if mended:
+        # The barrier first: nothing that only describes it may keep it from standing.
+        generation = generations.advance(tx.db, user, always=True)
+        quiet_after_ms = permits.quiet_after(tx.db, user, tx.now_ms)
+    else:
+        quiet_after_ms = max(tx.now_ms, permits.latest_end(tx.db, user))
+        generation = generations.advance(tx.db, user, always=False)
+    known = generations.has_reserved(tx.db, user) if mended else None
     expires_at_ms = _end_active(tx, user)
     facts.of_stop(tx, user, generation, quiet_after_ms, expires_at_ms)
-    data = {"generation": generation, "quiet_after_ms": quiet_after_ms}
+    data: JsonObject = {"generation": generation, "quiet_after_ms": quiet_after_ms}
     if expires_at_ms is not None:
         data["expires_at_ms"] = expires_at_ms
+    if known is not None:
+        data["known"] = known
     return Accepted("stopped", data)
 
 
@@ -231,17 +251,20 @@ def stop(tx: Tx, key: tuple[str, ...], body: Stop) -> Verdict:
 def bump(tx: Tx, key: tuple[str, ...], body: Bump) -> Verdict:
     """Raise the generation alone; what is active then authorises nothing."""
     user = keys.user_of(key)
-    generation = generations.advance(tx.db, user)
+    mended = tx.ruleset >= rulesets.MENDED
+    generation = generations.advance(tx.db, user, always=mended)
     facts.of_bump(tx, user, generation)
-    return Accepted("bumped", {"generation": generation})
+    data: JsonObject = {"generation": generation}
+    if mended:
+        data["known"] = generations.has_reserved(tx.db, user)
+    return Accepted("bumped", data)
 
 
 @_fails_closed
 def minting(tx: Tx, key: tuple[str, ...], body: Minting) -> Verdict:
     """Put settings in force; what is reserved already is not touched."""
     keys.none_of(key)
-    before = settings.read(tx.db)
-    now = Settings(body.enabled, body.permit_ms or before.permit_ms)
+    now = Settings(body.enabled, body.permit_ms or settings.read(tx.db).permit_ms)
     settings.write(tx.db, now)
     return Accepted("minting_enabled" if now.enabled else "minting_paused", now.shown())
 
@@ -289,4 +312,5 @@ def _end_active(tx: Tx, user: str) -> int | None:
     except sqlite3.IntegrityError:
         # The row is damaged beyond ending. Its generation is over, and whoever reads it says so.
         return None
-    return ended[0][0] if ended else None
+    second = ended[0][0] if ended else None
+    return second if second is not None and 0 <= second <= LAST_EXPIRY_MS else None
