@@ -5,7 +5,8 @@ a refusal reads the same (and hashes the same in the ledger's chain) under every
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
@@ -35,7 +36,7 @@ class Closed(BaseModel):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise _refusal(error.errors(include_url=False, include_input=False)[0]) from None
+            raise _refusal(cls, error.errors(include_url=False, include_input=False)[0]) from None
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Self:
@@ -157,7 +158,7 @@ def unknown_field(path: str) -> BadInput:
     return BadInput(path, "unknown-field", f"field {path} is not known here")
 
 
-def _refusal(error: ErrorDetails) -> BadInput:
+def _refusal(model: type[Closed], error: ErrorDetails) -> BadInput:
     field = _path(error["loc"])
     kind = error["type"]
     context: dict[str, Any] = error.get("ctx", {})
@@ -173,10 +174,33 @@ def _refusal(error: ErrorDetails) -> BadInput:
     if kind == "string_pattern_mismatch":
         return BadInput(field, "bad-token", f"field {field} does not match its grammar")
     if kind == "literal_error":
-        return BadInput(field, "not-one-of", f"field {field} must be one of {context['expected']}")
+        words = _words_of(model, error["loc"])
+        return BadInput(field, "not-one-of", f"field {field} must be one of {words}")
     if kind in OUR_ERRORS:
         return BadInput(field, kind, OUR_ERRORS[kind].format(field=field, **context))
     return BadInput(field, "invalid", f"field {field} is not valid")
+
+
+def _words_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """The words that a field may have, as we list them: ``'a', 'b' or 'c'``."""
+    found: Any = model
+    for part in loc:
+        found = _bare(found)
+        if isinstance(part, int):
+            (found,) = get_args(found)
+        elif isinstance(found, type) and issubclass(found, BaseModel):
+            found = found.model_fields[part].annotation
+        else:
+            break
+    *first, last = (f"{word!r}" for word in get_args(_bare(found)))
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _bare(annotation: Any) -> Any:
+    """What is annotated, of what may be absent."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+    return annotation
 
 
 OUR_ERRORS: dict[str, str] = {

@@ -57,6 +57,7 @@ VERB_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
         ("sys", "ruleset"): frozenset({Role.WORKER}),
         ("sys", "prune"): frozenset({Role.WORKER}),
         ("sys", "rebase"): frozenset({Role.WORKER}),
+        ("sys", "clock"): frozenset({Role.WORKER}),
         ("sys", "liveness"): frozenset({Role.WORKER}),
         ("sys", "evidence"): frozenset({Role.WORKER, Role.WITNESS}),
     }
@@ -91,6 +92,7 @@ QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
         ("sys", "prune"): _OPERATES,
         ("sys", "ruleset"): _OPERATES,
         ("sys", "rebase"): _OPERATES,
+        ("sys", "clock"): _OPERATES,
     }
 )
 """``(plane, name)`` of a query to the roles that may ask it."""

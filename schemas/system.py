@@ -164,6 +164,18 @@ class RulesetFact(Message):
     version: Generation
 
 
+class ClockSetBackFact(Message):
+    """Body of ``fact.sys.clock_set_back``: log time was ahead and is the broker's again.
+
+    Attributes:
+        at_ms: When, by the clock that it was set to.
+        back_ms: By how much.
+    """
+
+    at_ms: Instant
+    back_ms: Generation
+
+
 class RebasedFact(Message):
     """Body of ``fact.sys.rebased``: the log goes on in a new epoch.
 

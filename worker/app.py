@@ -242,7 +242,8 @@ class Worker:
                 self._components.append(plane)
                 with logs.bound(space=names.space):
                     await plane.start()
-                queries.add(names, plane.queries())
+                serves = getattr(plane, "serves_queries", lambda: True)
+                queries.add(names, plane.queries(), serves=serves)
             queries.add(names, {("sys", "status"): self._status_of(names.space)})
         self._components.append(queries)
         await queries.start()

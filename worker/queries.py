@@ -6,6 +6,7 @@ share one queue group. Queries never write.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,9 @@ SERVICE: Final = "tidegate"
 MAX_IN_FLIGHT: Final = 4_096
 """Queries answered at once; ``cp.wait`` holds its place for up to 30 s."""
 
+LOOK_S: Final = 0.5
+"""How often is looked whether this worker still answers best."""
+
 STOP_GRACE_S: Final = 1.0
 
 log = logs.get()
@@ -41,6 +45,8 @@ class _Endpoint:
     plane: str
     name: str
     handler: QueryHandler
+    serves: Callable[[], bool]
+    subscription: Subscription | None = None
     requests: int = 0
     errors: int = 0
     busy_ns: int = 0
@@ -88,20 +94,29 @@ class QueryService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
 
-    def add(self, names: Names, handlers: Mapping[tuple[str, str], QueryHandler]) -> None:
-        """Offer queries for a space; before ``start``."""
+    def add(
+        self,
+        names: Names,
+        handlers: Mapping[tuple[str, str], QueryHandler],
+        *,
+        serves: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Offer queries for a space; before ``start``.
+
+        Args:
+            names: The space.
+            handlers: The queries by (plane, name).
+            serves: Whether they are better answered here than left to other workers, now.
+        """
         self._endpoints.extend(
-            _Endpoint(names, plane, name, handler) for (plane, name), handler in handlers.items()
+            _Endpoint(names, plane, name, handler, serves)
+            for (plane, name), handler in handlers.items()
         )
 
     async def start(self) -> None:
         """Subscribe to everything that was added, and to the service's discovery."""
         for endpoint in self._endpoints:
-            self._subscriptions.append(
-                await self._conn.subscribe(
-                    endpoint.subject, self._receiver(endpoint), queue=SERVICE
-                )
-            )
+            await self._take_part(endpoint)
         for kind, reply in (("PING", self._ping), ("INFO", self._info), ("STATS", self._stats)):
             for tail in ("", f".{SERVICE}", f".{SERVICE}.{self._head['id']}"):
                 self._subscriptions.append(
@@ -109,13 +124,35 @@ class QueryService:
                 )
 
     async def run(self) -> None:
-        """Nothing to drive: subscriptions deliver until ``stop``."""
-        await self._stopping.wait()
+        """Leave the queue group where others answer better, and come back, until ``stop``."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._stopping.wait()
+                    return
+            for endpoint in self._endpoints:
+                try:
+                    await self._take_part(endpoint)
+                except BusError as error:
+                    log.debug("queue_group_not_changed", error=error)
+
+    async def _take_part(self, endpoint: _Endpoint) -> None:
+        """Be in the queue group of a query, or not, as its plane says."""
+        if endpoint.serves() == (endpoint.subscription is not None):
+            return
+        if endpoint.subscription is None:
+            endpoint.subscription = await self._conn.subscribe(
+                endpoint.subject, self._receiver(endpoint), queue=SERVICE
+            )
+        else:
+            subscription, endpoint.subscription = endpoint.subscription, None
+            await subscription.unsubscribe()
 
     async def stop(self) -> None:
         """Take no more queries; those in flight get a second, then waiting ones are cut off."""
         self._stopping.set()
-        for subscription in self._subscriptions:
+        taking = (endpoint.subscription for endpoint in self._endpoints)
+        for subscription in (*self._subscriptions, *(one for one in taking if one is not None)):
             try:
                 await subscription.unsubscribe()
             except BusError as error:

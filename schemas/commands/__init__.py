@@ -56,6 +56,7 @@ QUERIES: Mapping[tuple[str, str], type[Query]] = MappingProxyType(
         ("sys", "prune"): sys.PruneQuery,
         ("sys", "ruleset"): sys.RulesetQuery,
         ("sys", "rebase"): sys.RebaseQuery,
+        ("sys", "clock"): sys.ClockQuery,
     }
 )
 """``(plane, name)`` to the model of a query's body."""

@@ -76,6 +76,16 @@ class Owner(Closed):
     uid: Uid
 
 
+class Clock(Body):
+    """Set log time back to the broker's timestamp on this command, where it was ahead.
+
+    Known from ruleset 3 on. Seconds, ids and generations that were used stay used.
+    """
+
+    PLANE = "sys"
+    VERB = "clock"
+
+
 class Liveness(Body):
     """An owner fell silent, or was heard again.
 
@@ -228,6 +238,10 @@ class RulesetQuery(Query):
     force: bool = False
 
 
+class ClockQuery(Query):
+    """Body of the query ``sys.clock``: have the worker set log time back to the broker's clock."""
+
+
 class RebaseQuery(Query):
     """Body of the query ``sys.rebase``: have one replica begin a new epoch from its own file.
 
@@ -238,4 +252,4 @@ class RebaseQuery(Query):
     replica: Annotated[str, Field(min_length=1, max_length=64)] | None = None
 
 
-BODIES: tuple[type[Body], ...] = (Tick, Ruleset, Prune, Rebase, Liveness, Evidence)
+BODIES: tuple[type[Body], ...] = (Tick, Ruleset, Prune, Rebase, Clock, Liveness, Evidence)

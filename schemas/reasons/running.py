@@ -150,6 +150,13 @@ OPERATING: Final = Group(
             Retry.NEW,
         ),
         Reason(
+            "clocks-apart",
+            _FIRST,
+            "The broker's clock and the worker's differ by more than a minute.",
+            "Set the wrong one right, then ask again.",
+            Retry.AGAIN,
+        ),
+        Reason(
             "no-such-replica",
             (Code.NOT_FOUND,),
             "No replica of that id answers and stands still.",

@@ -564,3 +564,41 @@ def test_what_was_refused_is_not_kept_alive(
     del message
     gc.collect()
     assert [one() for one in watched] == [None] * 5
+
+
+SAME = b'{ "cap":10,\n"latest_expires_at_ms" : %d, "v":1}' % RESERVE["latest_expires_at_ms"]
+OTHER = b'{"cap":11,"latest_expires_at_ms":%d,"v":1}' % RESERVE["latest_expires_at_ms"]
+
+
+@pytest.mark.parametrize("ruleset", [2, 3])
+def test_the_same_command_written_otherwise_is_the_same(tmp_path: Path, ruleset: int) -> None:
+    driver = FoldDriver(tmp_path / "ledger.db", [HOLDS], ruleset=ruleset)
+
+    def reserve(body: dict[str, int] | bytes) -> tuple[str, int]:
+        result = driver.send(
+            "alice", "cap", "reserve", "u1", KEY, body=body, at_ms=T0, command_id=ID
+        )
+        return result["outcome"], result["data"].get("changes", 0)
+
+    assert reserve(RESERVE) == ("reserved", 1)
+    assert reserve(RESERVE) == ("reserved", 1)
+    otherwise = ("reserved", 1) if ruleset == 3 else ("command-id-reused", 0)
+    assert reserve(SAME) == otherwise
+    assert reserve(OTHER) == ("command-id-reused", 0)
+
+
+def test_what_was_remembered_before_the_ruleset_is_known_after_it(tmp_path: Path) -> None:
+    driver = FoldDriver(tmp_path / "ledger.db", [HOLDS], ruleset=2)
+    driver.send("alice", "cap", "reserve", "u1", KEY, body=SAME, at_ms=T0, command_id=ID)
+    driver.send("_worker", "sys", "ruleset", body={"version": 3}, at_ms=T0)
+    for body, outcome in ((SAME, "reserved"), (OTHER, "command-id-reused")):
+        again = driver.send(
+            "alice", "cap", "reserve", "u1", KEY, body=body, at_ms=T0, command_id=ID
+        )
+        assert again["outcome"] == outcome
+
+
+@pytest.mark.parametrize("raw_body", [b"not json", b"\xff", b"", b'{"v":1,"cap":1.5}', b"[]"])
+def test_what_has_no_canonical_form_stands_for_its_bytes(raw_body: bytes) -> None:
+    assert memory.meaning_of(b'{"b":1,"a":2}') == memory.meaning_of(b' {"a":2, "b":1}')
+    assert memory.meaning_of(raw_body) != memory.meaning_of(raw_body + b"x")

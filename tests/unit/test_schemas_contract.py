@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from schemas import commands, headers, limits, results, strict_json
+from schemas import commands, headers, limits, model, results, strict_json
 from schemas.catalog import CATALOG, DIALECT
 from schemas.codes import RETRYABLE, BadInput, Code
 from schemas.commands import BODIES, KEYS, LEDGER_PLANES, QUERIES
@@ -275,3 +275,47 @@ def test_headers_and_limits_are_those_of_the_contract() -> None:
     assert limits.MAX_SUBJECT_BYTES == 1_024
     assert limits.MAX_SAFE_INTEGER == 9_007_199_254_740_991
     assert inspect.getdoc(results.Error) is not None
+
+
+OWNER: JsonObject = {"principal": "alice", "uid": "a" * 26}
+WORDS: dict[tuple[str, str], tuple[JsonObject, str, str]] = {
+    ("sys", "liveness"): (
+        {"v": 1, "owner": OWNER, "state": "banana", "seen_at_ms": 1},
+        "state",
+        "'silent' or 'alive'",
+    ),
+    ("adm", "enqueue"): (
+        {
+            "v": 1,
+            "session_id": "s",
+            "agent_id": "a",
+            "fingerprint": "f",
+            "provider": "p",
+            "model": "m",
+            "grant": 7,
+        },
+        "grant",
+        "'push' or 'pull'",
+    ),
+    ("adm", "complete"): (
+        {"v": 1, "lease_id": "1-1-1", "generation": 1, "outcome": None},
+        "outcome",
+        "'completed', 'failed' or 'cancelled'",
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", WORDS)
+def test_the_words_of_a_refusal_are_not_the_librarys(
+    verb: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, field, words = WORDS[verb]
+    refused = model._refusal
+
+    def disturbed(of: Any, error: Any) -> BadInput:
+        return refused(of, {**error, "msg": "theirs", "ctx": {"expected": "theirs"}})
+
+    monkeypatch.setattr(model, "_refusal", disturbed)
+    with pytest.raises(BadInput) as bad:
+        BODIES[verb].from_object(body)
+    assert bad.value.message == f"field {field} must be one of {words}"

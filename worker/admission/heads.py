@@ -124,6 +124,7 @@ _CLEAR_OWNER: Final = """
 DELETE FROM adm_heads WHERE node = ?1 AND level = 3
 AND NOT EXISTS (SELECT 1 FROM adm_heads c WHERE c.parent = ?1)
 """
+_OPEN: Final = "SELECT node FROM adm_heads WHERE level = ?1 AND (parked = 0 OR ?1 = ?2)"
 _EMPTY_LINES: Final = "DELETE FROM adm_heads WHERE level = 4 AND head_id IS NULL"
 _EMPTY: Final = """
 DELETE FROM adm_heads WHERE level = ? AND NOT EXISTS
@@ -269,6 +270,14 @@ def age(db: sqlite3.Connection, now_ms: int, limit: int) -> None:
             node = parent
         path += [line] * (4 - len(path))
         db.execute(_RAISE_AGED, (at_ms, request_id, *path))
+
+
+def refresh_all(db: sqlite3.Connection) -> None:
+    """Let every node look for its best anew, from the lines up."""
+    for level in (LINE, OWNER, MODEL, TIER):
+        refresh = _REFRESH_LINE if level == LINE else _REFRESH
+        for (node,) in db.execute(_OPEN, (level, LINE)).fetchall():
+            db.execute(refresh, (node,))
 
 
 def sweep(db: sqlite3.Connection) -> None:

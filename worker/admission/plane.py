@@ -5,7 +5,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from schemas.results import Verdict
-from worker.admission import leases, owners, passing, policy, queries, recovery, requests, selection
+from worker.admission import (
+    leases,
+    owners,
+    passing,
+    policy,
+    queries,
+    recovery,
+    requests,
+    rewinding,
+    selection,
+)
 from worker.ledger.plane import Handler, Plane
 from worker.ledger.tx import Tx
 
@@ -64,6 +74,7 @@ PLANE: Final = Plane(
         {"liveness": _in_time(recovery.liveness), "evidence": _in_time(recovery.evidence)}
     ),
     prune=passing.prune,
+    rewind=rewinding.rewind,
     queries=MappingProxyType(
         {
             "request": queries.request,

@@ -4,6 +4,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Final
 
+from schemas.commands.cap import MAX_PERMIT_MS
 from worker.caps import legacy, permits, queries, transitions, windows
 from worker.ledger.plane import Plane
 from worker.ledger.tx import Tx
@@ -26,6 +27,22 @@ def prune(tx: Tx, before_ms: int) -> None:
     permits.prune(tx.db, before_ms)
 
 
+def rewind(tx: Tx) -> None:
+    """Let nothing have happened later than now.
+
+    A reservation waits its window from now on, and no permit outlasts its longest time from now on.
+    Expiry seconds, keys and generations stay as they are: the provider knows them.
+    """
+    tx.db.execute(
+        "UPDATE reservations SET reserved_at_ms = ?1 WHERE state = 'reserved' AND "
+        "reserved_at_ms > ?1",
+        (tx.now_ms,),
+    )
+    tx.db.execute(
+        "UPDATE permits SET ends_at_ms = ?1 WHERE ends_at_ms > ?1", (tx.now_ms + MAX_PERMIT_MS,)
+    )
+
+
 PLANE: Final = Plane(
     name="cap",
     schema=(resources.files("worker.caps") / "schema.sql").read_text(encoding="utf-8"),
@@ -45,6 +62,7 @@ PLANE: Final = Plane(
     tick=windows.tick,
     due_at=windows.due_at,
     prune=prune,
+    rewind=rewind,
     queries=MappingProxyType({"show": queries.show, "list": queries.listing}),
 )
 """Reserve, confirm, authorize, revoke, stop, bump, minting, import; ``cap.show``, ``cap.list``."""

@@ -406,7 +406,23 @@ def _verb(
 ) -> None:
     result, _ = _call(session, verb, key, fields, command_id)
     lines = cap_views.result_lines(key, result, common.now_ms())
+    if result.data.get("known") is False and not session.as_json:
+        lines += cap_views.near_lines(key[0], _users(session))
     common.emit(result.to_object(), session.as_json, lines)
+
+
+def _users(session: Session) -> list[str]:
+    """Whose caps are in force, as far as the caller may know; nothing waits for it long."""
+    from worker.client.errors import ClientError
+
+    async def work(client: "Client") -> list[str]:
+        try:
+            page = await client.query("cap", "list", {"limit": 1000}, timeout_ms=2_000)
+        except ClientError:
+            return []
+        return [str(one["cap"]["user"]) for one in page.data["caps"]]
+
+    return sessions.with_client(session, work)
 
 
 def _call(

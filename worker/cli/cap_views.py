@@ -1,5 +1,6 @@
 """How caps look in a terminal."""
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,20 @@ def result_lines(key: tuple[str, ...], result: Result, now_ms: int) -> list[str]
         rows.append(("quiet after", show_instant(data["quiet_after_ms"])))
     if "expires_at_ms" in data:
         rows.append(("ended grant of", show_instant(data["expires_at_ms"])))
+    if data.get("known") is False:
+        rows.append(("note", "nobody ever had a cap under this name; the barrier stands"))
+    elif result.outcome == "stopped" and "known" in data and "expires_at_ms" not in data:
+        rows.append(("note", "nothing was active"))
     if "permit_ms" in data:
         rows.append(("permits valid for", show_duration(data["permit_ms"])))
     return columns(rows)
+
+
+def near_lines(user: str, users: Sequence[str]) -> list[str]:
+    """Names like one under which nobody was found, for whoever may see them."""
+    by_plain = {name.casefold(): name for name in users}
+    near = difflib.get_close_matches(user.casefold(), by_plain, n=3)
+    return [f"did you mean {' or '.join(by_plain[name] for name in near)}?"] if near else []
 
 
 def permit_lines(user: str, result: Result, left_ms: int) -> list[str]:

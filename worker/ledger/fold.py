@@ -302,7 +302,8 @@ class Fold:
         if state.ruleset not in self.rulesets:
             # A newer version folded this file before.
             return Stop("unknown-ruleset", seq, Ruleset(v=1, version=state.ruleset))
-        now_ms = max(state.now_ms, self.bound.stamp_ms(seq, message.time_ms))
+        stamp_ms = self.bound.stamp_ms(seq, message.time_ms)
+        now_ms = max(state.now_ms, stamp_ms)
         digest = memory.digest_of(message.subject, message.data)
         trace = envelope.traceparent_of(message.headers)
         command_id, given = "", None
@@ -315,7 +316,7 @@ class Fold:
             speaker, plane, verb = command.speaker, command.plane, command.verb
             given = envelope.command_id_of(message.headers)
             command_id = given or self._derived(seq)
-            _check_allowed(speaker.principal, plane, verb)
+            _check_allowed(speaker.principal, plane, verb, state.ruleset)
             tx = Tx(
                 self._db,
                 self._names,
@@ -328,12 +329,14 @@ class Fold:
                 self._outbox,
                 command.key,
                 trace,
+                stamp_ms=stamp_ms,
             )
             if plane == "sys" and verb == "tick":
                 self._tick(tx, message.data)
                 tail = None
             else:
-                tail = self._answer(tx, command, given is not None, digest, message.data)
+                tail = self._answer(tx, command, given is not None, digest, message)
+                now_ms = tx.now_ms
         except BadInput as bad:
             del self._outbox.rows[said_before:]
             tail = _tail(Refusal.of(bad))
@@ -358,15 +361,19 @@ class Fold:
         return f"{DERIVED_PREFIX}{self.state.epoch}-{seq:016d}"
 
     def _answer(
-        self, tx: Tx, command: Command, given: bool, digest: bytes, data: bytes
+        self, tx: Tx, command: Command, given: bool, digest: bytes, message: LogMessage
     ) -> bytes | Stop:
         """The verdict part of the result: recorded, or judged now and recorded."""
+        data, written = message.data, digest
+        if given and tx.ruleset >= rulesets.MENDED:
+            # One intent may be written in many ways; before this ruleset each was another command.
+            digest = memory.digest_of(message.subject, memory.meaning_of(data))
         plane = self._planes.get(command.plane)
         key = memory.key_of(command.speaker.principal, tx.command_id)
         known = self._memory.find(key, tx.now_ms) if given else None
         anew = plane is not None and command.verb in plane.judged_anew
         if known is not None:
-            if known.digest != digest:
+            if known.digest not in (digest, written):
                 return _REUSED
             if not anew:
                 if tx.ruleset < rulesets.MENDED or not _permits(command, known.verdict):
@@ -455,8 +462,8 @@ def chained(previous: str, plain: bytes) -> str:
     return hashlib.sha256(previous.encode() + plain).hexdigest()
 
 
-def _check_allowed(principal: str, plane: str, verb: str) -> None:
-    refused = _why_not(principal, plane, verb)
+def _check_allowed(principal: str, plane: str, verb: str, ruleset: int) -> None:
+    refused = _why_not(principal, plane, verb, ruleset)
     if refused is not None:
         # Made anew each time: an exception that is raised again keeps alive every frame that it
         # ever passed through, and what these hold of a batch.
@@ -464,12 +471,12 @@ def _check_allowed(principal: str, plane: str, verb: str) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _why_not(principal: str, plane: str, verb: str) -> Refusal | None:
+def _why_not(principal: str, plane: str, verb: str, ruleset: int) -> Refusal | None:
     if plane not in LEDGER_PLANES:
         return Refusal(
             Code.BAD_REQUEST, "unknown-plane", "the subject names no plane of the ledger"
         )
-    if (plane, verb) not in BODIES:
+    if (plane, verb) not in BODIES or ruleset < system.SINCE.get((plane, verb), rulesets.FIRST):
         return Refusal(Code.BAD_REQUEST, "unknown-verb", "the plane has no such verb")
     if not roles.may_speak(principal, plane, verb):
         return Refusal(

@@ -10,8 +10,10 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
+import rfc8785
+
 from schemas import strict_json
-from schemas.codes import Code
+from schemas.codes import BadInput, Code
 from schemas.results import Accepted, Error, Refusal, Verdict
 from worker.bus.octets import to_bytes
 
@@ -32,6 +34,17 @@ _NEVER: Final = 2**63
 def digest_of(subject: str, body: bytes) -> bytes:
     """Digest of a command's subject and body: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(b"%b\0%b" % (to_bytes(subject), body), digest_size=16).digest()
+
+
+def meaning_of(body: bytes) -> bytes:
+    """The canonical JSON of a body (RFC 8785), the same for all that say the same.
+
+    A body that is no JSON object of ours has none and stands for its own bytes.
+    """
+    try:
+        return bytes(rfc8785.dumps(strict_json.loads(body)))
+    except (BadInput, rfc8785.CanonicalizationError):
+        return body
 
 
 def key_of(principal: str, command_id: str) -> bytes:

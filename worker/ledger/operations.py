@@ -6,6 +6,8 @@ from typing import Final
 from schemas import headers, roles, subjects
 from schemas.codes import Code
 from schemas.commands.sys import (
+    Clock,
+    ClockQuery,
     DigestQuery,
     Prune,
     PruneQuery,
@@ -85,6 +87,7 @@ class Operations:
             ("sys", "prune"): _for_operators(self._prune),
             ("sys", "ruleset"): _for_operators(self._ruleset),
             ("sys", "rebase"): _for_operators(self._rebase),
+            ("sys", "clock"): _for_operators(self._clock),
         }
 
     async def _digest(self, _: Speaker, raw: bytes) -> Verdict:
@@ -197,6 +200,24 @@ class Operations:
         await self._control.ask_to_rebase(first.replica)
         view = RebaseView(replica=first.replica, epoch=first.epoch + 1, base=first.watermark)
         return Accepted("asked", view.to_object())
+
+    async def _clock(self, raw: bytes) -> Verdict:
+        ClockQuery.from_bytes(raw)
+        if not self._is_mended():
+            return Refusal(
+                Code.FAILED_PRECONDITION,
+                "ruleset-too-old",
+                f"log time is set back from ruleset {rulesets.MENDED} on; the log is under "
+                f"{self._runner.position.ruleset}: tidegate ledger ruleset {rulesets.MENDED}",
+            )
+        if self._runner.are_clocks_apart():
+            return Refusal(
+                Code.FAILED_PRECONDITION,
+                "clocks-apart",
+                "the broker's clock and this worker's differ by more than a minute; set the wrong "
+                "one right first",
+            )
+        return await self._command(Clock(v=1))
 
     def _is_mended(self) -> bool:
         return self._runner.position.ruleset >= rulesets.MENDED

@@ -80,6 +80,7 @@ class Plane:
         after: Run after each command of this plane and after each of ``sys``.
         on_sys: ``liveness`` and ``evidence`` to the transition that hears them.
         prune: Removes what settled before an instant; what must never be reused stays.
+        rewind: Run where log time was set back: what had happened by then has happened by now.
         judged_anew: Verbs that are never answered from the memory of command ids: a repeat is
             judged at its own sequence. Another body under the same id stays a conflict.
         queries: Name to what answers it (``show`` of the plane ``cap`` is the query ``cap.show``).
@@ -94,5 +95,6 @@ class Plane:
     after: Callable[[Tx], None] | None = None
     on_sys: Mapping[str, Handler] = field(default_factory=lambda: MappingProxyType({}))
     prune: Callable[[Tx, int], None] | None = None
+    rewind: Callable[[Tx], None] | None = None
     judged_anew: frozenset[str] = frozenset({"authorize"})
     queries: Mapping[str, Query] = field(default_factory=lambda: MappingProxyType({}))

@@ -90,12 +90,12 @@ class Questions:
         """
         # A query may page by a number of that name; whatever is no text is the query's business.
         after = strict_json.loads(raw).get("after")
-        late = await self.wait_for(after if isinstance(after, str) else None)
-        if late is not None:
-            return late
+        late = await (self.wait_for(after) if isinstance(after, str) else self._be_current())
         trouble = self._runner.trouble
         if trouble is not None:
             return Refusal(Code.UNAVAILABLE, trouble.reason, trouble.message)
+        if late is not None:
+            return late
         verdict = await self._read(query, speaker, raw)
         if isinstance(verdict, Refusal) and verdict.reason == NO_SPACE_KEY:
             # Nothing keyed has left since this worker started, so nobody has read the key yet.
@@ -103,6 +103,26 @@ class Questions:
                 await self._key.get()
                 verdict = await self._read(query, speaker, raw)
         return verdict
+
+    async def _be_current(self) -> Refusal | None:
+        """Wait until everything is folded that the log held when the question came.
+
+        A replica that lags would say "no such turn" of one that another replica has let begin.
+        """
+        if self._runner.trouble is not None:
+            return None
+        epoch = self._runner.position.epoch
+        try:
+            info = await self._watch.look()
+        except BusError as error:
+            return Refusal(Code.UNAVAILABLE, error.reason, "the log does not answer")
+        if await self._runner.wait_for(epoch, info.last_seq, AFTER_MS):
+            return None
+        return Refusal(
+            Code.UNAVAILABLE,
+            "not-reached",
+            f"this worker has not folded within {AFTER_MS // 1000} s what the log holds",
+        )
 
     async def _read(self, query: Query, speaker: Speaker, raw: bytes) -> Verdict:
         # The fold has the same thread: a batch waits behind so few of them, however many ask, and

@@ -190,6 +190,15 @@ class Runner:
         self.halt(error.reason, error.message)
         self._doubted.set()
 
+    def are_clocks_apart(self) -> bool:
+        """Whether the broker's clock is not this machine's, within a minute."""
+        return abs(self._watch.now_ms() - self._wall_ms()) > AHEAD_MS
+
+    def ahead_ms(self) -> int:
+        """How far log time is ahead of the broker's clock, if by more than a minute; else 0."""
+        ahead_ms = self.position.now_ms - self._watch.now_ms()
+        return ahead_ms if self._watch.info is not None and ahead_ms > AHEAD_MS else 0
+
     def is_ahead(self, time_ms: int) -> bool:
         """Whether an instant is too far ahead of this machine's clock to be folded."""
         return time_ms > self._wall_ms() + AHEAD_MS

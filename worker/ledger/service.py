@@ -310,6 +310,11 @@ class LedgerPlane:
         """The planes' queries, and what operators ask of the ledger."""
         return {**self._operations.handlers(), **self._questions.handlers()}
 
+    def serves_queries(self) -> bool:
+        """Whether queries are better answered here than left to another replica."""
+        lags = self._is_halted() or self._is_behind()
+        return not (lags and self._lease.other_alive)
+
     def not_ready(self) -> list[str]:
         """Why commands would not be answered now."""
         reasons = []
@@ -318,6 +323,12 @@ class LedgerPlane:
         elif self._is_behind():
             behind = self._watch.last_seq() - self._runner.position.watermark
             reasons.append(f"behind: {behind} commands are not folded yet")
+        if ahead_ms := self._runner.ahead_ms():
+            reasons.append(
+                f"log-time-ahead: log time is {ahead_ms // 1000} s ahead of the broker's clock and "
+                "stands still until then, with pacing and deadlines; if that clock is right now: "
+                "tidegate ledger clock"
+            )
         if self._watch.trouble:
             reasons.append(f"the log does not answer: {self._watch.trouble}")
         if self._publisher.trouble and self._lease.held:

@@ -1,19 +1,25 @@
 """The verbs of ``sys``: rulesets, pruning, epochs, and what is passed on to planes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
 
 from schemas.codes import BadInput, Code
 from schemas.commands import sys as verbs
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Command
+from worker.ledger import rulesets
 from worker.ledger.memory import Memory
 from worker.ledger.plane import Plane
 from worker.ledger.tx import Tx
 
 if TYPE_CHECKING:
     from worker.ledger.fold import State
+
+
+SINCE: Final[Mapping[tuple[str, str], int]] = MappingProxyType({("sys", "clock"): rulesets.MENDED})
+"""Verbs that are unknown before a ruleset; all others are as old as the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,8 @@ class System:
                 return _rebase(tx, state, body)
             case verbs.Prune():
                 return self._prune(tx, state, memory, body)
+            case verbs.Clock():
+                return self._clock(tx, state)
         verdict: Verdict = Accepted("nobody-listens")
         for handler in heard:
             verdict = handler(tx, command.key, body)
@@ -83,6 +91,18 @@ class System:
         state.ruleset = body.version
         tx.fact("sys", "ruleset", (), {"version": body.version})
         return Accepted("activated", {"version": body.version})
+
+    def _clock(self, tx: Tx, state: "State") -> Verdict:
+        """Let log time be what the broker says now, also if it was ahead."""
+        back_ms = state.now_ms - tx.stamp_ms
+        if back_ms <= 0:
+            return Accepted("in_step", {"back_ms": 0})
+        tx.now_ms = tx.stamp_ms
+        for plane in self._planes:
+            if plane.rewind is not None:
+                plane.rewind(tx)
+        tx.fact("sys", "clock_set_back", (), {"back_ms": back_ms})
+        return Accepted("set_back", {"back_ms": back_ms})
 
     def _prune(self, tx: Tx, state: "State", memory: Memory, body: verbs.Prune) -> Verdict:
         if body.before_at_ms > tx.now_ms:

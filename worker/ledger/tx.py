@@ -127,6 +127,7 @@ class Tx:
         trace: The command's W3C trace context, if it has a valid one.
         before: What this very command was answered before, if it comes again and its verb is
             judged anew (``schemas.repeats``): an ``ok``, which permits nothing by itself.
+        stamp_ms: The broker's timestamp on this command alone.
     """
 
     db: sqlite3.Connection
@@ -141,6 +142,7 @@ class Tx:
     key: tuple[str, ...] = ()
     trace: str | None = None
     before: Accepted | None = None
+    stamp_ms: int = 0
     _said: int = 0
 
     @property

@@ -37,6 +37,8 @@ class LogWatch:
         self._monotonic = monotonic
         self._heard_s = 0.0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
+        self._looking: asyncio.Task[StreamInfo] | None = None
+        self._next: asyncio.Task[StreamInfo] | None = None
         self.info: StreamInfo | None = None
         self.trouble = "the log has not been asked for yet"
         self.news = asyncio.Event()
@@ -59,6 +61,23 @@ class LogWatch:
         self.trouble = ""
         self.news.set()
         return info
+
+    async def look(self) -> StreamInfo:
+        """Ask, at the earliest now; callers share the answers.
+
+        Raises:
+            BusError: The broker did not answer.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._look_after(self._looking), name="look-at-log")
+        return await asyncio.shield(self._next)
+
+    async def _look_after(self, before: asyncio.Task[StreamInfo] | None) -> StreamInfo:
+        if before is not None:
+            await asyncio.wait({before})
+        # Whoever comes from here on needs another one.
+        self._looking, self._next = self._next, None
+        return await self.refresh()
 
     async def run(self) -> None:
         """Ask for ever."""
