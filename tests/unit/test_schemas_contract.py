@@ -313,7 +313,8 @@ def test_the_words_of_a_refusal_are_not_the_librarys(
     refused = model._refusal
 
     def disturbed(of: Any, error: Any) -> BadInput:
-        return refused(of, {**error, "msg": "theirs", "ctx": {"expected": "theirs"}})
+        theirs: Any = {"msg": "theirs", "ctx": {"expected": "theirs"}}
+        return refused(of, error | theirs)
 
     monkeypatch.setattr(model, "_refusal", disturbed)
     with pytest.raises(BadInput) as bad:

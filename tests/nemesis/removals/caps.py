@@ -43,10 +43,10 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/caps/transitions.py",
-                "    generation = generations.advance(tx.db, user)\n"
-                "    expires_at_ms = _end_active(tx, user)\n",
-                "    generation = (generations.current(tx.db, user) or 0) + 1\n"
-                "    expires_at_ms = _end_active(tx, user)\n",
+                "        generation = generations.advance(tx.db, user, always=True)\n"
+                "        quiet_after_ms",
+                "        generation = (generations.current(tx.db, user) or 0) + 1\n"
+                "        quiet_after_ms",
             ),
         ),
         (f"{_VECTORS}::test_vector[14-a_stop_ends_what_is_reserved]",),

@@ -275,7 +275,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/fold.py",
-                "            if known.digest != digest:\n                return _REUSED\n",
+                "            if known.digest not in (digest, written):\n                return _REUSED\n",
                 "",
             ),
         ),
@@ -327,7 +327,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/fold.py",
-                "        now_ms = max(state.now_ms, self.bound.stamp_ms(seq, message.time_ms))\n",
+                "        now_ms = max(state.now_ms, stamp_ms)\n",
                 "        now_ms = message.time_ms\n",
             ),
         ),
