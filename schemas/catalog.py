@@ -187,6 +187,7 @@ def _system() -> list[Entry]:
     facts: dict[str, type[BaseModel]] = {
         "ruleset": system.RulesetFact,
         "rebased": system.RebasedFact,
+        "clock_set_back": system.ClockSetBackFact,
     }
     return [
         *(Entry(f"view.sys.{name}", "view", *entry) for name, entry in shown.items()),

@@ -147,6 +147,10 @@ RESULTS: Final[Mapping[tuple[str, str], tuple[Outcome, ...]]] = MappingProxyType
         ("sys", "prune"): (
             Outcome("pruned", "What was older is gone.", "`command_ids` forgotten"),
         ),
+        ("sys", "clock"): (
+            Outcome("set_back", "Log time is the broker's again.", "`back_ms`, by how much"),
+            Outcome("in_step", "Log time was not ahead.", "`back_ms` 0"),
+        ),
         ("sys", "rebase"): (Outcome("rebased", "The log goes on in this epoch.", "`epoch`"),),
         ("sys", "liveness"): (
             Outcome("suspected", "The owner's queued turns are skipped.", _SUSPECT),
@@ -246,6 +250,10 @@ ANSWERS: Final[Mapping[tuple[str, str], tuple[Outcome, ...]]] = MappingProxyType
             Outcome("published", "The command is in the log.", _SENT),
         ),
         ("sys", "ruleset"): (
+            Outcome("folded", "The command is folded; its result has its own subject.", _SENT),
+            Outcome("published", "The command is in the log.", _SENT),
+        ),
+        ("sys", "clock"): (
             Outcome("folded", "The command is folded; its result has its own subject.", _SENT),
             Outcome("published", "The command is in the log.", _SENT),
         ),

@@ -413,7 +413,7 @@ def _verb(
 
 def _users(session: Session) -> list[str]:
     """Whose caps are in force, as far as the caller may know; nothing waits for it long."""
-    from worker.client.errors import ClientError
+    from worker.errors import ClientError
 
     async def work(client: "Client") -> list[str]:
         try:

@@ -259,11 +259,11 @@ def clock(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Set log time back to the broker's clock, where a wrong clock had put it ahead.
+    """Set log time back to the broker's clock.
 
-    While log time is ahead it stands still, and pacing and deadlines with it. Expiry seconds, ids
-    and generations that were used stay used, and what expired stays expired. It is a command in
-    the log, so every replica does the same.
+    A wrong clock may have put it ahead. While it is ahead it stands still, and pacing and
+    deadlines with it. Expiry seconds, ids and generations that were used stay used, and what
+    expired stays expired. It is a command in the log, so every replica does the same.
     """
     _operate("clock", {}, _session(config, nats, space, as_, as_json))
 

@@ -215,6 +215,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             ],
         },
         "command.sys.tick": _V,
+        "command.sys.clock": _V,
         "command.sys.ruleset": {**_V, "version": 2},
         "command.sys.prune": {**_V, "before_at_ms": _AT},
         "command.sys.rebase": {
@@ -279,6 +280,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "query.sys.prune": {**_V, "before_at_ms": _AT},
         "query.sys.ruleset": {**_V, "version": 2},
         "query.sys.rebase": _V,
+        "query.sys.clock": _V,
         "view.cp.checkpoint": _CHECKPOINT,
         "view.cp.show": {
             "checkpoint": _CHECKPOINT,
@@ -468,6 +470,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "view.sys.rebase": {"replica": _UID, "epoch": 2, "base": 1042},
         "fact.sys.ruleset": {**_V, "at_ms": _AT, "version": 2},
         "fact.sys.rebased": {**_V, "at_ms": _AT, "epoch": 2, "base": 1042},
+        "fact.sys.clock_set_back": {**_V, "at_ms": _AT, "back_ms": 7_200_000},
     }
 )
 """By the message's name in the catalog."""

@@ -275,7 +275,8 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/ledger/fold.py",
-                "            if known.digest not in (digest, written):\n                return _REUSED\n",
+                "            if known.digest not in (digest, written):\n"
+                "                return _REUSED\n",
                 "",
             ),
         ),
