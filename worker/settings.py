@@ -416,7 +416,12 @@ _MUST_BE: Final = {
 }
 
 
+_NO_CONTROLS: Final = "must have no control characters, and no blanks at its ends"
+
+
 def _sentence(item: ErrorDetails) -> str:
+    if r"\x00" in item.get("ctx", {}).get("pattern", ""):
+        return _NO_CONTROLS  # a person reads no such pattern
     if (shape := _MUST_BE.get(item["type"])) is not None:
         return shape.format(**item.get("ctx", {}))
     return item["msg"].removeprefix("Value error, ")

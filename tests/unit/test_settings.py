@@ -186,6 +186,14 @@ def test_each_way_to_sign_in_reaches_the_connection(tmp_path: Path) -> None:
     assert options(nats_inbox_prefix="_mine").inbox_prefix == "_mine"
 
 
+def test_no_person_has_to_read_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_HOST", " host-1")
+    with pytest.raises(BadSettings) as caught:
+        load()
+    said = "TIDEGATE_HOST: must have no control characters, and no blanks at its ends"
+    assert str(caught.value) == said
+
+
 @pytest.mark.parametrize("number", ["1_0", "\u0661\u0662", "1e3", "0x10", "1.0", "--1", ""])
 def test_a_number_is_digits(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     monkeypatch.setenv("TIDEGATE_TIMEOUT_MS", number)
