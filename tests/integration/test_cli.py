@@ -3,6 +3,9 @@
 import asyncio
 import json
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +180,35 @@ async def test_what_is_printed_to_repeat_is_the_same_command(
     assert first["status"] == second["status"] == "ok"
     assert first["command_id"] == second["command_id"] == value["command_id"]
     assert first["data"] == second["data"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_who_interrupts_a_command_is_told_how_to_learn_its_outcome(
+    space: Space, tmp_path: Path, number: signal.Signals
+) -> None:
+    shell = Shell(space, tmp_path / "user")
+    arguments = ["cp", "mint", "build", "-d", "+30m", "--timeout", "60s"]
+    waiting = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worker.cli.main", *arguments),
+        env=shell.env,
+        stderr=subprocess.PIPE,
+    )
+    conn = await space.connect()
+    try:
+        async with asyncio.timeout(60):
+            while (await JetStream(conn).stream_info(space.names.cmd_stream)).messages == 0:
+                assert waiting.returncode is None
+                await asyncio.sleep(0.05)
+    finally:
+        await conn.close()
+    waiting.send_signal(number)
+    said = (await waiting.communicate())[1].decode()
+    assert waiting.returncode in (130, 128 + signal.SIGTERM)
+    assert "Traceback" not in said
+    printed = next(line for line in said.splitlines() if "tidegate cp" in line)
+    words = shlex.split(printed[printed.index("tidegate ") :])
+    async with running(space.settings()):
+        assert (await asyncio.to_thread(shell.json, *words[1:]))["outcome"] == "minted"
 
 
 def test_no_broker_at_the_url_is_a_failure_at_once(space: Space, tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ async def send(
     """
     from worker.client.errors import refusal
 
-    result = await client.send("adm", verb, key, fields, command_id=command_id)
+    result = await repeating.send(client, "adm", verb, key, fields, command_id)
     if result.status != "ok":
         if result.data and not session.as_json:
             common.emit({}, False, adm_views.result_lines(result, common.now_ms()))

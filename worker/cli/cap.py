@@ -439,7 +439,7 @@ def _call(
 
     async def work(client: "Client") -> tuple[Result, float]:
         sent_s = time.monotonic()
-        return await client.send("cap", verb, key, fields, command_id=command_id), sent_s
+        return await repeating.send(client, "cap", verb, key, fields, command_id), sent_s
 
     result, sent_s = sessions.with_client(session, work)
     if result.status != "ok":

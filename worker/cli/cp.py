@@ -440,7 +440,7 @@ def _verb(
             fields["generation"] = detail.checkpoint.generation
             repeating.fix("--generation", str(fields["generation"]))
         key = (target.wire_endpoint, target.token)
-        result = await client.send("cp", verb, key, fields, command_id=command_id)
+        result = await repeating.send(client, "cp", verb, key, fields, command_id)
         lines = cp_views.result_lines(target, result, common.now_ms())
         if result.status != "ok":
             if result.data and not session.as_json:

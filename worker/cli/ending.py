@@ -19,6 +19,9 @@ REFUSED: Final = 3
 TIMEOUT: Final = 124
 INTERRUPTED: Final = 130
 
+REPEAT: Final = "carried out once, however often it is asked: "
+"""Before a command that repeats what was sent."""
+
 EXIT_CODES: Final = (
     "Exit codes: 0 ok, 3 refused, 1 failed, 2 wrong usage, 124 no answer in time "
     "(the outcome is unknown)."
@@ -120,7 +123,7 @@ _HINTS: Final[Mapping[str, str]] = {
 def hint(error: TidegateError | BadInput) -> str | None:
     """What a person may do about an error, where the error itself cannot know."""
     if (again := _asked_again(error)) and (line := repeating.line(again)):
-        return f"carried out once, however often it is asked: {line}"
+        return f"{REPEAT}{line}"
     return _HINTS.get(error.reason)
 
 

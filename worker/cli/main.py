@@ -21,6 +21,7 @@ from worker.cli import (
     identity,
     keys,
     ledger,
+    repeating,
     run_worker,
     schema,
     setup,
@@ -99,8 +100,14 @@ def run() -> None:
             common.say(f"  {hint}")
         sys.exit(ending.exit_code(error))
     except KeyboardInterrupt:
+        _say_unanswered()
         sys.exit(ending.INTERRUPTED)
+    except SystemExit as ended:
+        if ended.code == ending.INTERRUPTED:  # as which an interrupt comes out of typer
+            _say_unanswered()
+        raise
     except ending.Ended as ended:
+        _say_unanswered()
         sys.exit(128 + ended.number)
     except BrokenPipeError:
         common.discard_output()
@@ -110,6 +117,13 @@ def run() -> None:
         common.say(f"tidegate: {where}{os.strerror(error.errno or 0)}")
         common.discard_output()
         sys.exit(ending.FAILED)
+
+
+def _say_unanswered() -> None:
+    """An interrupt leaves open what became of a command, as a timeout does."""
+    if (line := repeating.unanswered()) is not None:
+        common.say("tidegate: interrupted; the outcome is unknown")
+        common.say(f"  {ending.REPEAT}{line}")
 
 
 if __name__ == "__main__":

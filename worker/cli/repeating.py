@@ -6,13 +6,16 @@ gone; so what is told to be repeated holds them all as they were sent.
 """
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from schemas.results import Result
     from schemas.subjects import Speaker
+    from worker.client import Client
 
 ADDRESS = "--nats"
 """The one option that may hold a password."""
@@ -25,10 +28,12 @@ class _Sent:
     Attributes:
         context: Its parameters, once they are read.
         fixed: What each is sent as, by its option or its argument's name.
+        unanswered: The command id of what was sent, until there is a result.
     """
 
     context: typer.Context | None = None
     fixed: dict[str, str] = field(default_factory=dict)
+    unanswered: str | None = None
 
 
 _sent = _Sent()
@@ -53,6 +58,28 @@ def fix(parameter: str, value: str) -> None:
 def speaks(speaker: "Speaker") -> None:
     """This life sends it."""
     fix("--as", f"{speaker.principal}.{speaker.uid}")
+
+
+async def send(
+    client: "Client",
+    plane: str,
+    verb: str,
+    key: Sequence[str],
+    body: Mapping[str, Any],
+    command_id: str | None,
+) -> "Result":
+    """As ``Client.send``; whatever ends this process meanwhile, it is known what to repeat."""
+    from worker.client import new_command_id
+
+    _sent.unanswered = command_id or new_command_id()
+    result = await client.send(plane, verb, key, body, command_id=_sent.unanswered)
+    _sent.unanswered = None
+    return result
+
+
+def unanswered() -> str | None:
+    """The line that repeats what was sent and not answered; ``None`` if there is nothing."""
+    return None if _sent.unanswered is None else line(_sent.unanswered)
 
 
 def arguments(command_id: str) -> list[str] | None:
