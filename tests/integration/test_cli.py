@@ -111,7 +111,7 @@ def test_text_output_keeps_data_and_words_apart(shell: Shell) -> None:
 
 
 def test_waiting_tells_a_resumption_from_an_expiry_by_the_exit_code(shell: Shell) -> None:
-    expired = shell.json("cp", "mint", "build", "-d", "+1s", "--wait", code=3)
+    expired = shell.json("cp", "mint", "build", "-d", "+4s", "--wait", code=3)
     assert expired["data"]["state"] == "expired"
     assert expired["outcome"] == "minted", "the shape is that of the command without --wait"
     shell.run("cp", "mint", "build", "one", "-d", "+1h")

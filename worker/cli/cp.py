@@ -389,7 +389,7 @@ def lost(
     directory = space_dir(settings.data_dir, space or settings.spaces[0])
     found = losses.read(directory)
     value = {"items": [asdict(one) for one in found], "file": str(directory / losses.FILE)}
-    common.emit(value, as_json, cp_views.lost_lines(found, common.now_ms()))
+    common.emit_data("lost", value, as_json, cp_views.lost_lines(found, common.now_ms()))
     if found and not as_json:
         common.say(f"Noted in {directory / losses.FILE}; remove it when all of it is dealt with.")
 
