@@ -17,6 +17,7 @@ from tests.ledgers import HOLDS
 from tests.support.ledger import UID, Log, Running, a_log, folding, read_all, results, until
 from tests.support.server import Server
 from tests.support.space import Space
+from tests.support.wall_clock import WallClock
 from worker.bus.errors import BusError
 from worker.bus.messages import Outgoing
 from worker.ledger.replay import Replayed, ReplayStopped, replay
@@ -353,3 +354,45 @@ async def test_the_right_store_put_back_again_ends_the_alarm(
             (last, _), *_ = await reserve(log, "u0")
             await a.said(last)
             assert epoch(a) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_stamp_of_a_clock_that_had_jumped_does_not_halt_the_fold_for_a_day(
+    own_space: Space, tmp_path: Path, replicas: int
+) -> None:
+    day_s = 86_400
+    async with connected(own_space) as log, contextlib.AsyncExitStack() as stack:
+        some = [
+            await stack.enter_async_context(folding(own_space, tmp_path / str(number)))
+            for number in range(replicas)
+        ]
+        first = some[0]
+        if replicas > 1:
+            await until(lambda: all(one.ledger.status()["peers"] for one in some), 30)
+        await first.said((await reserve(log, "u0"))[-1][0])
+        with WallClock(own_space.server.pid).ahead(day_s):
+            jumped = await reserve(log, "u1")
+        after = await reserve(log, "u2")
+        if replicas > 1:
+            for one in some:
+                await one.until(lambda one=one: one.ledger.status()["halted"] == "stamp-ahead", 40)  # type: ignore[misc]  # a default binds it
+            await until_asked(first)
+        for one in some:
+            await one.until(lambda one=one: epoch(one) == 2, 60)  # type: ignore[misc]  # a default binds it
+        last = (await reserve(log, "u3"))[-1][0]
+        for one in some:
+            await one.said(last, 40)
+            assert one.ledger.not_ready() == []
+        assert await holds(first) == {f"u{n}": 1 for n in range(4)}
+        found = await results(log)
+        bound_ms = (await log.js.message(log.names.log_stream, last)).time_ms  # type: ignore[union-attr]  # it was just stored
+        for seq, _ in (*jumped, *after):
+            assert found[f"2-{seq}"]["at_ms"] <= bound_ms, "the stamp was believed"
+        assert len({(await one.digest())["digest"] for one in some}) == 1
+
+
+async def until_asked(one: Running) -> None:
+    """Ask for a rebase until a replica says that it stands still for a reason it mends."""
+    async with asyncio.timeout(30):
+        while "replica" not in await ask_to_rebase(one):  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from schemas import strict_json
+from schemas import headers, strict_json
 from schemas.results import Accepted, Refusal
 from schemas.subjects import HEARD, Speaker
 from tests.ledgers import HOLDS
@@ -241,3 +241,20 @@ async def test_a_divergence_outlives_every_process(space: Space, tmp_path: Path)
             async with folding(space, tmp_path / name) as one:
                 await one.until(is_halted(one))
                 assert one.watermark < last
+
+
+async def test_what_a_replica_says_of_itself_goes_when_it_is_no_more(
+    space: Space, tmp_path: Path
+) -> None:
+    async with a_log(space) as log:
+        for name in ("a", "b", "c"):
+            async with folding(space, tmp_path / name) as one:
+                await one.until(lambda: one.ledger.not_ready() == [])
+                bucket = space.names.leases_bucket
+                subject = f"$KV.{bucket}.replica.{one.ledger._replica}"
+                async with asyncio.timeout(20):
+                    while (  # noqa: ASYNC110 - what is waited for tells nobody
+                        said := await log.js.last_message(f"KV_{bucket}", subject)
+                    ) is None:
+                        await asyncio.sleep(0.05)
+                assert said.headers.single(headers.TTL), "it stays for ever"

@@ -13,12 +13,16 @@ from typing import Final
 
 import structlog
 
+from schemas import headers
 from worker.bus.errors import BusError, StreamMissing
 from worker.bus.jetstream import JetStream
 from worker.bus.kv import Bucket
 from worker.ledger.errors import LedgerError
 
 EVERY_S: Final = 10.0
+KEY_TTL: Final = "24h"
+"""What a replica that is no more has said goes by itself; others remember it in their files."""
+
 PREFIX: Final = "replica"
 PEERS: Final = "peers"
 """Local note: the other replicas that were ever seen, as a JSON list."""
@@ -102,7 +106,8 @@ class Presence:
         """Say where we stand."""
         here = self._standing()
         body = json.dumps({"epoch": here.epoch, "watermark": here.watermark}).encode()
-        await self._js.publish(self._bucket.subject(f"{PREFIX}.{here.replica}"), body)
+        subject = self._bucket.subject(f"{PREFIX}.{here.replica}")
+        await self._js.publish(subject, body, headers={headers.TTL: KEY_TTL})
 
     async def look(self) -> None:
         """See who else is there, and remember whoever is new."""
