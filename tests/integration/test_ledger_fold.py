@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas import headers, subjects
+from schemas.results import Accepted, Verdict
 from schemas.subjects import Speaker
 from tests.ledgers import HOLDS, WINDOW_MS
 from tests.support.ledger import (
@@ -28,6 +29,7 @@ from worker.bus.headers import Headers
 from worker.bus.subscription import Msg
 from worker.errors import StartRefused
 from worker.ledger.errors import FileLocked
+from worker.ledger.plane import View
 from worker.ledger.runner import AHEAD_MS
 
 
@@ -124,6 +126,21 @@ async def test_a_query_waits_for_the_result_it_must_include(space: Space) -> Non
         assert not late.done()
         await log.publish(log.command("reserve", "u1"))
         assert await late is None
+
+
+async def test_a_query_is_answered_with_all_that_the_log_held_when_it_came(space: Space) -> None:
+    def changes(view: View, _: bytes) -> Verdict:
+        (count,) = view.db.execute("SELECT count(*) FROM holds").fetchone()
+        return Accepted("counted", {"count": count, "watermark": view.watermark})
+
+    async with a_log(space) as log, folding(space) as one:
+        for number in range(30):
+            (seq,) = await log.publish(log.command("reserve", f"u{number}"))
+            # Nobody waited for the fold.
+            answer = await one.ledger.read(changes, Speaker("alice", UID), b'{"v":1}')
+            assert isinstance(answer, Accepted)
+            assert answer.data["watermark"] >= seq
+            assert answer.data["count"] == number + 1
 
 
 async def test_a_second_worker_on_one_data_directory_is_refused(space: Space) -> None:
