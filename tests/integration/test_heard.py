@@ -175,6 +175,7 @@ async def test_a_result_that_no_stream_holds_is_believed_only_if_it_says_unavail
     try:
         async with space.client(by) as client:
             command_id = "c" * 22
+            before = (await JetStream(w).stream_info(names.log_stream)).last_seq
             call = asyncio.create_task(
                 client.call(
                     "cap", "authorize", ("alice", "a"), {}, command_id=command_id, timeout_ms=4_000
@@ -185,7 +186,7 @@ async def test_a_result_that_no_stream_holds_is_believed_only_if_it_says_unavail
             async def is_stored() -> bool:
                 nonlocal stored
                 stored = (await JetStream(w).stream_info(names.log_stream)).last_seq
-                return stored > 0
+                return stored > before
 
             await eventually(is_stored)
             result_id = f"1-{stored}"
