@@ -309,6 +309,6 @@ async def test_every_strange_byte_everywhere_changes_nothing(tmp_path: Path) -> 
         async with People(place) as people:
             await people.work()
             everything = all_of_everything(place.grants, SEED)
-            await spoken_between_ordinary_work(place, people, everything, 50 * CHUNK)
+            await spoken_between_ordinary_work(place, people, everything, 5 * CHUNK)
             await stands_after_every_restart(place, people)
             await replayed_and_verified(place, people)
