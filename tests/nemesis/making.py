@@ -77,12 +77,6 @@ class Paper:
     def _called(self, number: int) -> ev.Called:
         return next(e for e in self.events if isinstance(e, ev.Called) and e.call == number)
 
-    @property
-    def _last(self) -> int:
-        """The last sequence of the log."""
-        stored = [e.seq for e in self.events if isinstance(e, ev.Stored) and e.kind == "log"]
-        return max(stored, default=0)
-
     def store(self, number: int) -> int:
         """The broker stores a call's command; its sequence."""
         self.tick()
@@ -255,10 +249,8 @@ class Paper:
         )
 
     def asked(self, plane: str, name: str, body: Json, data: Json | None, code: str = "") -> None:
-        """A query is asked that is to include all so far, and is answered or refused."""
+        """A query is asked, and answered or refused."""
         self.tick()
-        if plane != "cp":
-            body = {**body, "after": f"1-{max(self._last, 1)}"}
         self.events.append(
             ev.Asked(at_ns=self.ns, plane=plane, name=name, body=body, data=data, code=code)
         )

@@ -1,8 +1,6 @@
-"""Queries: an answer knows at least the result that it was to include.
+"""Queries: whoever was answered about a command is never shown an older state afterwards.
 
-A query without ``after`` may be answered by a worker that is behind, and proves nothing; one that
-names a result knows it and all before it. Checkpoints are read where they are written: whoever was
-answered about one is never shown an older state afterwards.
+A query is answered with everything that stood when it was asked, or with ``unavailable``.
 """
 
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ OVER: Final = frozenset({"completed", "failed", "cancelled", "queue_timeout", "r
 def check(history: History) -> Iterator[Violation]:
     told = [call for call in history.calls.values() if _ok(call)]
     for asked in history.asked:
-        before = [call for call in told if _known(asked, call)]
+        before = [call for call in told if _end(call) < asked.at_ns]
         match asked.plane, asked.name:
             case "adm", "request":
                 why = _turn(asked, _about(before, "adm", asked.body.get("request_id")))
@@ -39,16 +37,6 @@ def _ok(call: Call) -> bool:
 def _end(call: Call) -> int:
     assert call.answered is not None
     return call.answered.at_ns
-
-
-def _known(asked: Asked, call: Call) -> bool:
-    """Whether what a call was told has to be known to a query's answer."""
-    if asked.plane == "cp":
-        return _end(call) < asked.at_ns
-    epoch, _, seq = str(asked.body.get("after") or "").partition("-")
-    assert call.result is not None
-    its_epoch, _, its_seq = str(call.result["id"]).partition("-")
-    return seq != "" and its_epoch == epoch and its_seq != "" and int(its_seq) <= int(seq)
 
 
 def _about(calls: list[Call], plane: str, first: object) -> list[Call]:

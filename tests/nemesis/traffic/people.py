@@ -124,8 +124,8 @@ class Person(_Speaking):
         verb = self.rng.choice(["stop", "stop", "revoke", "bump"])
         second = _known.get(user, Known()).second
         body = {"expires_at_ms": second} if verb == "revoke" else {}
-        told = await self.insist(
+        await self.insist(
             lambda id_: client.call("cap", verb, (user,), body, command_id=id_, timeout_ms=CALL_MS)
         )
-        await client.cap.show(user, after=told.id, timeout_ms=CALL_MS)
+        await client.cap.show(user, timeout_ms=CALL_MS)
         await self.pause(0.2, 1.5)

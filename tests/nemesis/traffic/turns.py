@@ -113,9 +113,9 @@ class Connector(Actor):
 
     async def _work(self, client: RecordedClient, fence: Fence) -> None:
         adm = client.adm
-        told = await self.insist(lambda id_: adm.start(fence, command_id=id_, timeout_ms=CALL_MS))
+        await self.insist(lambda id_: adm.start(fence, command_id=id_, timeout_ms=CALL_MS))
         if self.rng.random() < 0.3:
-            await adm.request(fence.request_id, after=told.result.id, timeout_ms=CALL_MS)
+            await adm.request(fence.request_id, timeout_ms=CALL_MS)
         if self.rng.random() < 0.1:
             await self.pause(START_TIMEOUT_MS / 1_000, START_TIMEOUT_MS / 500)
         await self.insist(
@@ -139,10 +139,10 @@ class Connector(Actor):
         await self.pause(0.05, 0.6)
         match self.rng.choice(["complete", "complete", "complete", "recover", "vanish"]):
             case "complete":
-                over = await self.insist(
+                await self.insist(
                     lambda id_: adm.complete(fence, "completed", command_id=id_, timeout_ms=CALL_MS)
                 )
-                await adm.request(fence.request_id, after=over.result.id, timeout_ms=CALL_MS)
+                await adm.request(fence.request_id, timeout_ms=CALL_MS)
             case "recover":
                 await self.insist(
                     lambda id_: adm.recover(fence, command_id=id_, timeout_ms=CALL_MS)
