@@ -14,6 +14,7 @@ from schemas.names import Names
 from schemas.roles import WORKER_PREFIX
 from schemas.subjects import Speaker
 from worker import files, identity, logs
+from worker.bus.adoption import Adoption
 from worker.bus.connection import Connection
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import Outgoing
@@ -34,12 +35,15 @@ def space_dir(data_dir: Path, space: str) -> Path:
 
 def topology_of(conn: Connection, names: Names, settings: Settings) -> SpaceTopology:
     """The streams of a space as the settings want them."""
-    wanted = TopologySettings(
+    return SpaceTopology(JetStream(conn), names, _wanted(settings))
+
+
+def _wanted(settings: Settings) -> TopologySettings:
+    return TopologySettings(
         replicas=settings.replicas,
         res_max_age_ms=settings.res_max_age_ms,
         ack_wait_ms=settings.ack_wait_ms,
     )
-    return SpaceTopology(JetStream(conn), names, wanted)
 
 
 async def create_space(conn: Connection, names: Names, settings: Settings) -> str:
@@ -59,7 +63,12 @@ async def create_space(conn: Connection, names: Names, settings: Settings) -> st
             "restore them; for another broker use another TIDEGATE_DATA_DIR; "
             "or move the file away to begin anew"
         )
-    return await topology.create(secrets.token_hex(16), _first_command(names))
+    return await topology.create(secrets.token_hex(16), first_command(names))
+
+
+def adoption_of(conn: Connection, names: Names, settings: Settings) -> Adoption:
+    """How a live space of the predecessor is taken over; see ``worker.bus.adoption``."""
+    return Adoption(JetStream(conn), names, _wanted(settings))
 
 
 async def check_space(
@@ -89,7 +98,7 @@ async def check_space(
         return
     if may_create and not survey.complete and survey.untouched(names) and known is None:
         # Our own setup was interrupted before anything was stored.
-        await topology.create(secrets.token_hex(16), _first_command(names))
+        await topology.create(secrets.token_hex(16), first_command(names))
         survey = await topology.survey()
     if known is not None and survey.space_ids and survey.space_ids != {known}:
         raise StartRefused(
@@ -123,7 +132,7 @@ async def verify_space(conn: Connection, names: Names, settings: Settings) -> li
     return await topology.verify(remembered_id(settings.data_dir, names.space))
 
 
-def _first_command(names: Names) -> Outgoing:
+def first_command(names: Names) -> Outgoing:
     """What a new log begins with: the newest ruleset, so that an older worker refuses it."""
     body = Ruleset(v=1, version=rulesets.NEWEST)
     speaker = Speaker(WORKER_PREFIX, identity.new_uid())

@@ -116,7 +116,7 @@ class SpaceTopology:
 
     async def survey(self) -> Survey:
         """Look at what exists; changes nothing."""
-        planned = self._plan("")
+        planned = self.planned("")
         infos = await asyncio.gather(*(self._info(config["name"]) for config in planned))
         found = {info.name: info for info in infos if info is not None}
         ids = {(info.config.get("metadata") or {}).get(SPACE_ID_KEY) for info in found.values()}
@@ -149,11 +149,11 @@ class SpaceTopology:
                 shown = ", ".join(sorted(survey.found))
                 raise StartRefused(f"the space {self._names.space!r} exists already: {shown}")
             (space_id,) = survey.space_ids
-        for config in self._plan(space_id):
+        for config in self.planned(space_id):
             if config["name"] not in survey.found:
                 await self._js.stream_create(config)
             if first is not None and config["name"] == self._names.log_stream:
-                await self._begin(first)
+                await self.begin(first)
         for durable, config in self._durables().items():
             await self._js.consumer_create(stream_of(self._names, durable), config)
         dangers = [d for d in await self.verify(space_id) if d.severity is Severity.DANGER]
@@ -193,7 +193,7 @@ class SpaceTopology:
             metadata = (log.config.get("metadata") if log is not None else None) or {}
             space_id = metadata.get(SPACE_ID_KEY) or "stamped by setup"
         differences: list[Difference] = []
-        for planned in self._plan(space_id):
+        for planned in self.planned(space_id):
             info = survey.found.get(planned["name"])
             if info is None:
                 missing = Difference(Severity.DANGER, planned["name"], "a stream", "absent")
@@ -223,7 +223,7 @@ class SpaceTopology:
 
     async def let_out_results(self) -> None:
         """Have the stream of results repeat what it stores, if it was made before they did."""
-        config = next(c for c in self._plan("") if c["name"] == self._names.res_stream)
+        config = next(c for c in self.planned("") if c["name"] == self._names.res_stream)
         actual = (await self._js.stream_info(self._names.res_stream)).config
         if actual.get("republish") != config["republish"]:
             await self._js.stream_update({**actual, "republish": config["republish"]})
@@ -261,13 +261,15 @@ class SpaceTopology:
                 made.append(durable)
         return made
 
-    async def _begin(self, first: Outgoing) -> None:
+    async def begin(self, first: Outgoing) -> None:
+        """Store the first command of the log, unless something is stored there already."""
         expected = {**(first.headers or {}), headers.EXPECTED_LAST_SEQ: "0"}
         # Lost: a creation before this one stored it, and was interrupted.
         with contextlib.suppress(CasLost):
             await self._js.publish(first.subject, first.data, headers=expected)
 
-    def _plan(self, space_id: str) -> list[Config]:
+    def planned(self, space_id: str) -> list[Config]:
+        """The configuration of every stream, in the order in which they are made."""
         return stream_configs(self._names, self._settings, space_id)
 
     def _durables(self) -> dict[str, Config]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from worker.cli import common, ending, sessions
+from worker.cli import adopting, common, ending, sessions
 from worker.cli.common import ConfigOption, JsonFlag, NatsOption, SpacesOption
 from worker.showing.columns import table
 
@@ -33,6 +33,23 @@ def register(app: typer.Typer) -> None:
                 "--confirm-streams",
                 help="Accept streams that were deleted and made anew, for this data directory.",
             ),
+        ] = False,
+        adopt: Annotated[
+            bool,
+            typer.Option(
+                "--adopt",
+                help="Take over a live Cotal space: show every difference, ask, change in place.",
+            ),
+        ] = False,
+        undo_adopt: Annotated[
+            bool,
+            typer.Option(
+                "--undo-adopt",
+                help="Give it back as it was, as long as no command was stored.",
+            ),
+        ] = False,
+        yes: Annotated[
+            bool, typer.Option("--yes", "-y", help="With these two: do not ask.")
         ] = False,
         spaces: SpacesOption = None,
         replicas: Annotated[
@@ -83,7 +100,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Check each space's streams; with --new, create them first.
 
-        It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on).
+        It needs the worker's rights at the broker (TIDEGATE_NATS_USER and so on); --adopt and
+        --undo-adopt need a login of that account which may update and delete streams.
         """
         flags = {"nats_url": nats, "spaces": spaces, "replicas": replicas}
         settings = sessions.load_settings(flags, config).settings
@@ -93,6 +111,14 @@ def register(app: typer.Typer) -> None:
             return
         if endpoints or persons or hosts:
             common.usage("--endpoint", "--endpoint, --person and --host go with --print-conf")
+        if sum((new, adopt, undo_adopt)) > 1:
+            common.usage("--adopt", "--new, --adopt and --undo-adopt exclude each other")
+        if yes and not (adopt or undo_adopt):
+            common.usage("--yes", "--yes goes with --adopt and --undo-adopt")
+        if adopt:
+            raise typer.Exit(ending.run_async(adopting.adopt(settings, yes, as_json)))
+        if undo_adopt:
+            raise typer.Exit(ending.run_async(adopting.undo(settings, yes, as_json)))
         raise typer.Exit(ending.run_async(_setup(settings, new, as_json, confirm_streams)))
 
 
