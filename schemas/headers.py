@@ -8,6 +8,9 @@ COMMAND: Final = "Tidegate-Command"
 CAUSE: Final = "Tidegate-Cause"
 """``<principal>/<command id>`` of the command a write was made for."""
 
+ANSWER: Final = "Tidegate-Answer"
+"""Id of the answer of a resumed status whose body must not name it."""
+
 TRACEPARENT: Final = "traceparent"
 """W3C trace context, carried from a command to what follows from it."""
 

@@ -136,6 +136,11 @@ class Settings(BaseSettings):
     arm_budget_ms: Milliseconds = Field(
         5_000, description="Longest a mint or heartbeat waits for its timer to be armed, ms."
     )
+    answer_id_in_status: bool = Field(
+        True,
+        description="A resumed status names its answer; off for a Cotal space whose readers do not "
+        "know the field.",
+    )
     wheel: bool = Field(True, description="Expire in process too, milliseconds after the deadline.")
     wheel_horizon_ms: Milliseconds = Field(
         120_000, description="How far ahead the wheel holds deadlines, ms."

@@ -46,7 +46,7 @@ async def test_a_heartbeat_counts_the_generation_and_moves_status_and_timer(desk
         "state": "waiting",
         "deadlineGeneration": 2,
         "deadline": deadline,
-        "observedSpecRevision": 1,
+        "observedSpecRevision": await desk.spec_revision(target),
     }
     stored = await desk.status_at(target)
     assert stored.headers["Tidegate-Cause"] == f"alice/{command_id}"

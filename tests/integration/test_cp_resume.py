@@ -67,7 +67,7 @@ async def test_the_holder_resumes_and_the_timer_is_cancelled(desk: Desk) -> None
         "state": "resumed",
         "deadlineGeneration": 1,
         "deadline": minted["data"]["deadline_at_ms"],
-        "observedSpecRevision": 1,
+        "observedSpecRevision": await desk.spec_revision(target),
         "settledGeneration": 1,
         "settledHolder": holder,
         "settledTs": told["data"]["settled_at_ms"],
@@ -114,6 +114,34 @@ async def test_another_holder_is_denied_before_anything_else(desk: Desk, state: 
 async def test_an_unknown_checkpoint_is_not_found(desk: Desk) -> None:
     told = await desk.resume(a_target())
     assert (code_of(told), told["outcome"]) == ("not-found", "unknown-checkpoint")
+
+
+async def test_where_readers_do_not_know_it_the_answers_id_stands_in_a_header(
+    desk: Desk, space: Space
+) -> None:
+    target, twice = a_target(), new_id()
+    async with serving(space, answer_id_in_status=False):
+        await desk.mint(target, prompt=PROMPT)
+        told = await desk.resume(target, {"answer": "yes"}, command_id=twice)
+        assert told["outcome"] == "resumed"
+        identifier = told["data"]["answer_id"]
+        status, fact = await desk.agree(target), await desk.fact(target)
+        assert status is not None
+        assert fact is not None
+        assert "settledAnswerId" not in status
+        assert "answerId" not in fact
+        assert (await desk.status_at(target)).headers["Tidegate-Answer"] == identifier
+        async with space.client(desk.alice) as client:
+            shown = await client.cp.show(target.endpoint, target.token)
+        assert shown.checkpoint.answer_id == identifier
+        assert shown.answer is not None
+        assert shown.answer["value"] == "yes"
+    # A worker that names answers takes such a settlement for what it is, too.
+    async with serving(space, name="r2"):
+        told = await desk.resume(target, {"answer": "yes"})
+        assert (told["outcome"], told["data"]["answer_id"]) == ("already-resumed", identifier)
+        await desk.ask("repair", target, {})
+        assert await desk.fact(target) == fact
 
 
 @pytest.mark.usefixtures("replica")

@@ -273,6 +273,11 @@ class Desk:
         assert found is not None
         return found
 
+    async def spec_revision(self, target: Checkpoint) -> int:
+        found = await self.entry(subjects.spec_key(target))
+        assert found is not None
+        return found.seq
+
     async def prompt(self, target: Checkpoint) -> Json | None:
         return await self._record(subjects.prompt_key(target))
 
@@ -534,7 +539,8 @@ class Desk:
             assert told["settled_at_ms"] == status["settledTs"], answers
             assert told["generation"] == status["settledGeneration"], answers
             assert told.get("settled_holder") == status.get("settledHolder")
-            assert told.get("answer_id") == status.get("settledAnswerId")
+            stored = (await self.status_at(target)).headers.get("Tidegate-Answer")
+            assert told.get("answer_id") == status.get("settledAnswerId", stored)
 
     def _fact_subject(self, target: Checkpoint) -> str:
         return subjects.settle_fact(self.names, target)

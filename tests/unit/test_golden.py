@@ -23,7 +23,9 @@ HOLDER = Holder(id="alice", lifecycleUid="0123456789abcdefghijklmnop")
 WAITING = records.StatusRecord(
     state="waiting", deadlineGeneration=1, deadline=1_790_000_000_000, observedSpecRevision=1
 )
-RESUMED = resumed(WAITING, 1_789_999_999_000, HOLDER, "d-ldOnonPcAE5T7XlDPzNxJzL6G34M4z8fHRHWZ2scE")
+RESUMED = resumed(
+    WAITING, 1, 1_789_999_999_000, HOLDER, "d-ldOnonPcAE5T7XlDPzNxJzL6G34M4z8fHRHWZ2scE"
+)
 EXPIRED = expired(WAITING, 1_790_000_000_002)
 TARGET = Checkpoint("acme.runs", "t-1")
 
@@ -82,7 +84,7 @@ RECORDS: list[tuple[Closed, bytes]] = [
         b'"settledTs":1789999999000}',
     ),
     (
-        resumed(WAITING, 5, HOLDER, None),
+        resumed(WAITING, 1, 5, HOLDER, None),
         b'{"state":"resumed","deadlineGeneration":1,"deadline":1790000000000,'
         b'"observedSpecRevision":1,"settledGeneration":1,'
         b'"settledHolder":{"id":"alice","lifecycleUid":"0123456789abcdefghijklmnop"},'

@@ -121,5 +121,5 @@ async def regressed(settler: Settler, target: Checkpoint, it: Whole, cause: str)
         Code.FAILED_PRECONDITION,
         "status-regressed",
         "the status had fallen behind its settle fact and was repaired from it; look again",
-        data=view(target, status.record, it.spec.record.holder).to_object(),
+        data=view(target, status, it.spec.record.holder).to_object(),
     )

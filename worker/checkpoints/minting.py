@@ -119,7 +119,7 @@ class Minter:
         status = _first_status(spec)
         await ctx.prove_open()
         try:
-            spec_revision, status_revision = await self._records.create(
+            spec_revision, status_at = await self._records.create(
                 ctx.target, spec, status, wanted.prompt, ctx.cause, ctx.trace
             )
         except CasLost:
@@ -130,15 +130,13 @@ class Minter:
             return None
         spec_at = SpecAt(spec, spec_revision, ctx.speaker.principal, ctx.trace)
         self._records.remember_spec(ctx.target, spec_at)
-        return Whole(spec_at, StatusAt(status, status_revision, ctx.cause), None)
+        return Whole(spec_at, status_at, None)
 
     async def _minted(self, ctx: Context, it: Whole) -> Verdict:
         self._records.remember_waiting(ctx.target, it.status)
         await self._arm(ctx.target, it.status, fresh=True)
         self._tell_waiting(ctx, it, again=False)
-        return Accepted(
-            "minted", view(ctx.target, it.status.record, it.spec.record.holder).to_object()
-        )
+        return Accepted("minted", view(ctx.target, it.status, it.spec.record.holder).to_object())
 
     async def _replay(self, ctx: Context, wanted: Wanted, seen: Seen) -> Verdict:
         if isinstance(seen.spec, SpecAt) and seen.status is None:
@@ -149,7 +147,7 @@ class Minter:
         if isinstance(it, Refusal):
             return closed() if it.code is Code.NOT_FOUND else it
         prompt = await self._records.prompt(ctx.target)
-        shown = view(ctx.target, it.status.record, it.spec.record.holder).to_object()
+        shown = view(ctx.target, it.status, it.spec.record.holder).to_object()
         if not wanted.same_as(it.spec.record, prompt):
             return Refusal(
                 Code.CONFLICT,
@@ -172,7 +170,7 @@ class Minter:
         """Write the status that a mint on a bucket without atomic batches did not get to."""
         if not wanted.same_as(spec.record, wanted.prompt):
             return seen
-        status = _first_status(spec.record)
+        status = _first_status(spec.record, spec.revision)
         try:
             revision = await self._records.put_status(ctx.target, status, 0, ctx.cause)
         except CasLost:
@@ -243,12 +241,12 @@ def _wanted(ctx: Context, body: Mint) -> Wanted:
     return Wanted(holder, body.deadline_at_ms, body.goal, body.obligations or None, body.prompt)
 
 
-def _first_status(spec: SpecRecord) -> StatusRecord:
+def _first_status(spec: SpecRecord, revision: int = SPEC_REVISION) -> StatusRecord:
     return StatusRecord(
         state="waiting",
         deadlineGeneration=1,
         deadline=spec.initialDeadline,
-        observedSpecRevision=SPEC_REVISION,
+        observedSpecRevision=revision,
     )
 
 

@@ -141,7 +141,7 @@ class CheckpointPlane:
             self._records,
             self._res,
             self._minter,
-            Verbs(*parts, self._offer),
+            Verbs(*parts, self._offer, names_answers=settings.answer_id_in_status),
             self._repairer,
             self._sequence,
             ack_wait_ms=settings.ack_wait_ms,

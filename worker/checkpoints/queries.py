@@ -63,11 +63,11 @@ class CheckpointQueries:
         prompt, answer = None, None
         if _may_read(speaker, it.spec):
             prompt = await self._records.prompt(target)
-            answer_id = it.status.record.settledAnswerId
+            answer_id = it.status.answer_id
             if answer_id is not None:
                 answer = await self._records.answer(target, answer_id)
         detail = CheckpointDetail(
-            checkpoint=view(target, it.status.record, it.spec.record.holder),
+            checkpoint=view(target, it.status, it.spec.record.holder),
             spec=it.spec.record.to_object(),
             status=it.status.record.to_object(),
             fact=_object(it.fact),
@@ -122,7 +122,7 @@ class CheckpointQueries:
 
 
 def _waited(target: Checkpoint, it: Whole, *, settled: bool) -> Accepted:
-    shown = view(target, it.status.record, it.spec.record.holder).to_object()
+    shown = view(target, it.status, it.spec.record.holder).to_object()
     trace = it.status.trace or it.spec.trace
     if settled and trace is not None:
         shown["traceparent"] = trace

@@ -57,12 +57,19 @@ class StatusAt:
         revision: What a compare-and-set must expect.
         cause: ``<principal>/<command id>`` of the command that wrote it.
         trace: W3C trace context of that command, if it had one.
+        answered: Id of the filed answer, if a header names it and not the record.
     """
 
     record: StatusRecord
     revision: int
     cause: str | None
     trace: str | None = None
+    answered: str | None = None
+
+    @property
+    def answer_id(self) -> str | None:
+        """Id of the answer with which it was resumed, wherever that stands."""
+        return self.record.settledAnswerId or self.answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,8 @@ class Records:
             return Deleted(entry.revision)
         record = _parse(StatusRecord, entry, target, "status")
         trace = envelope.traceparent_of(entry.headers)
-        return StatusAt(record, entry.revision, entry.headers.get(h.CAUSE), trace)
+        cause, answered = entry.headers.get(h.CAUSE), entry.headers.get(h.ANSWER)
+        return StatusAt(record, entry.revision, cause, trace, answered)
 
     async def spec(self, target: Checkpoint) -> SpecAt | Deleted | None:
         """The spec; remembered once seen, since it is written once."""
@@ -277,14 +285,14 @@ class Records:
         prompt: PromptRecord | None,
         cause: str,
         trace: str | None,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, StatusAt]:
         """Write prompt, spec and status as one, each expected never to have existed.
 
         On a foreign bucket without atomic batches: spec, then status; a replay of the mint writes
         the status that a crash in between left out.
 
         Returns:
-            The revisions of spec and status.
+            The spec's revision, and the status as it was written.
 
         Raises:
             CasLost: If any of the keys exists or ever existed; nothing was written (without atomic
@@ -300,18 +308,19 @@ class Records:
             if prompt is not None:
                 writes.insert(0, (subjects.prompt_key(target), prompt.to_bytes(), headers, 0))
             revisions = await self._bucket.put_all(writes)
-            return revisions[-2], revisions[-1]
+            return revisions[-2], StatusAt(status, revisions[-1], cause)
         if prompt is not None:
             raise BadInput(
                 "prompt",
                 "prompts-unsupported",
                 "this records bucket has no atomic batches, so a prompt cannot be stored with it",
             )
-        first, second = [
-            await self._bucket.put_if(key, value, expected, headers)
-            for key, value, _, expected in writes
-        ]
-        return first, second
+        revision = await self._bucket.put_if(subjects.spec_key(target), spec.to_bytes(), 0, headers)
+        status = status.model_copy(update={"observedSpecRevision": revision})
+        second = await self._bucket.put_if(
+            subjects.status_key(target), status.to_bytes(), 0, headers
+        )
+        return revision, StatusAt(status, second, cause)
 
     async def put_status(
         self,
@@ -320,8 +329,17 @@ class Records:
         expected: int,
         cause: str,
         trace: str | None = None,
+        answered: str | None = None,
     ) -> int:
         """Compare-and-set the status.
+
+        Args:
+            target: Which checkpoint.
+            record: What it becomes.
+            expected: The revision it must have.
+            cause: Recognises the write.
+            trace: Trace context of the command it is made for.
+            answered: Id of the answer, for a record that does not name it.
 
         Returns:
             The new revision.
@@ -330,11 +348,11 @@ class Records:
             CasLost: If ``expected`` is no longer the last revision.
             Unknown: If it may or may not have landed; read back and look for the cause.
         """
+        headers = written_by(cause, trace)
+        if answered is not None:
+            headers[h.ANSWER] = answered
         return await self._bucket.put_if(
-            subjects.status_key(target),
-            record.to_bytes(),
-            expected,
-            headers=written_by(cause, trace),
+            subjects.status_key(target), record.to_bytes(), expected, headers=headers
         )
 
     async def put_answer(self, target: Checkpoint, record: AnswerRecord, cause: str) -> None:

@@ -67,7 +67,7 @@ class Repairer:
         if isinstance(it, Refusal):
             return it
         repairs, status = await self._repair(ctx.target, it, ctx.cause)
-        data = view(ctx.target, status.record, it.spec.record.holder).to_object()
+        data = view(ctx.target, status, it.spec.record.holder).to_object()
         return Accepted(
             "repaired" if repairs else "nothing_to_repair", {**data, "repairs": repairs}
         )

@@ -105,6 +105,7 @@ class Settler:
         settled: StatusRecord,
         cause: str,
         trace: str | None = None,
+        answered: str | None = None,
     ) -> Attempt:
         """Compare-and-set a waiting status to a settled one.
 
@@ -114,13 +115,16 @@ class Settler:
             settled: What it is to become.
             cause: Recognises our own write after a lost acknowledgement.
             trace: Trace context of the command that settles it, if one does.
+            answered: Id of the answer, if the settled record does not name it.
 
         Raises:
             Unknown: If the write neither is there nor can be ruled out; deliver again.
             Garbled: If what stands now does not parse.
         """
         try:
-            revision = await self._records.put_status(target, settled, at.revision, cause, trace)
+            revision = await self._records.put_status(
+                target, settled, at.revision, cause, trace, answered
+            )
         except CasLost:
             return await self._read_back(target, settled, cause)
         except Unknown:
@@ -128,7 +132,7 @@ class Settler:
             if seen.status.revision == at.revision:
                 raise
             return seen
-        return Attempt(True, StatusAt(settled, revision, cause, trace))
+        return Attempt(True, StatusAt(settled, revision, cause, trace, answered))
 
     async def finish(
         self,
@@ -353,14 +357,18 @@ def expired(waiting: StatusRecord, now_ms: int) -> StatusRecord:
 
 
 def resumed(
-    waiting: StatusRecord, now_ms: int, holder: Holder, answer_id: str | None
+    waiting: StatusRecord,
+    spec_revision: int,
+    now_ms: int,
+    holder: Holder,
+    answer_id: str | None,
 ) -> StatusRecord:
     """The resumed form of a waiting status; ``now_ms`` is before its deadline."""
     return StatusRecord(
         state="resumed",
         deadlineGeneration=waiting.deadlineGeneration,
         deadline=waiting.deadline,
-        observedSpecRevision=waiting.observedSpecRevision,
+        observedSpecRevision=spec_revision,
         settledGeneration=waiting.deadlineGeneration,
         settledTs=now_ms,
         settledHolder=holder,
@@ -397,8 +405,9 @@ def observer_fact(record: StatusRecord, holder: Holder) -> CheckpointFact:
     )
 
 
-def view(target: Checkpoint, record: StatusRecord, holder: Holder | None = None) -> CheckpointView:
+def view(target: Checkpoint, status: StatusAt, holder: Holder | None = None) -> CheckpointView:
     """A checkpoint as results and queries show it."""
+    record = status.record
     return CheckpointView(
         endpoint=target.endpoint,
         token=target.token,
@@ -408,7 +417,7 @@ def view(target: Checkpoint, record: StatusRecord, holder: Holder | None = None)
         holder=holder,
         settled_at_ms=record.settledTs,
         settled_holder=record.settledHolder,
-        answer_id=record.settledAnswerId,
+        answer_id=status.answer_id,
     )
 
 

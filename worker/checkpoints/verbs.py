@@ -27,8 +27,8 @@ from worker.bus.errors import CasLost, Unavailable, Unknown
 from worker.checkpoints.context import Clock, ClockUnsure, Context
 from worker.checkpoints.looking import Whole, look, regressed, whole
 from worker.checkpoints.minting import coordinate, deadline_trouble
-from worker.checkpoints.records import Garbled, Records, StatusAt
-from worker.checkpoints.settle import Settler, resumed, view
+from worker.checkpoints.records import Garbled, Records, SpecAt, StatusAt
+from worker.checkpoints.settle import Attempt, Settler, resumed, view
 from worker.timers.wheel import Coordinate
 from worker.timers.writer import Armed, TimerWriter
 
@@ -45,6 +45,7 @@ class Verbs:
         settler: Settles and finishes.
         writer: Arms deadlines.
         offer: Told of each coordinate this worker armed.
+        names_answers: Whether a resumed status names the answer in its body.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Verbs:
         settler: Settler,
         writer: TimerWriter,
         offer: Callable[[Coordinate], object],
+        *,
+        names_answers: bool,
     ) -> None:
         self._names = names
         self._clock = clock
@@ -62,6 +65,7 @@ class Verbs:
         self._settler = settler
         self._writer = writer
         self._offer = offer
+        self._names_answers = names_answers
 
     async def heartbeat(self, ctx: Context, body: Heartbeat) -> Verdict:
         """Move a waiting checkpoint's deadline: status first, timer second.
@@ -98,7 +102,7 @@ class Verbs:
             state="waiting",
             deadlineGeneration=body.generation + 1,
             deadline=body.deadline_at_ms,
-            observedSpecRevision=it.status.record.observedSpecRevision,
+            observedSpecRevision=it.spec.revision,
         )
         status = await self._move(ctx, it, moved)
         if status.record.state != "waiting":
@@ -144,11 +148,8 @@ class Verbs:
             now_ms = ctx.now_ms(self._clock)
             if now_ms >= it.status.record.deadline:
                 return await self._expire_due(ctx, it, body)
-            settled = resumed(it.status.record, now_ms, speaker, filed)
             await ctx.prove_open()
-            outcome = await self._settler.attempt(
-                ctx.target, it.status, settled, ctx.cause, ctx.trace
-            )
+            outcome = await self._resume(ctx, it.spec, it.status, now_ms, filed)
             it = Whole(it.spec, outcome.status, it.fact)
             if outcome.won:
                 return await self._resumed(ctx, it, won=True)
@@ -178,10 +179,9 @@ class Verbs:
         now_ms = ctx.now_ms(self._clock)
         if now_ms >= deadline:
             return None
-        settled = resumed(status.record, now_ms, speaker, filed)
         await ctx.prove_open()
         try:
-            outcome = await self._settler.attempt(ctx.target, status, settled, ctx.cause, ctx.trace)
+            outcome = await self._resume(ctx, spec, status, now_ms, filed)
         except Garbled:
             # The records were deleted or damaged meanwhile; a look says which.
             return None
@@ -272,7 +272,7 @@ class Verbs:
         ctx.telling.append(
             lambda: self._settler.tell(ctx.target, "extended", fact, ctx.cause, trace, again=again)
         )
-        return Accepted("extended", view(ctx.target, record, it.spec.record.holder).to_object())
+        return Accepted("extended", view(ctx.target, status, it.spec.record.holder).to_object())
 
     async def _check_prompt(self, ctx: Context, body: Resume) -> Refusal | None:
         if body.prompt_digest is None and not body.has_answer:
@@ -311,6 +311,20 @@ class Verbs:
         await self._records.put_answer(ctx.target, record, ctx.cause)
         return identifier
 
+    async def _resume(
+        self, ctx: Context, spec: SpecAt, status: StatusAt, now_ms: int, filed: str | None
+    ) -> Attempt:
+        """Compare-and-set the status to resumed, by whom the spec names.
+
+        The records of the predecessor's older readers do not know an answer's id, and a status that
+        names one is garbled to them; then it stands in a header.
+        """
+        named, answered = (filed, None) if self._names_answers else (None, filed)
+        settled = resumed(status.record, spec.revision, now_ms, spec.record.holder, named)
+        return await self._settler.attempt(
+            ctx.target, status, settled, ctx.cause, ctx.trace, answered
+        )
+
     async def _resumed(self, ctx: Context, it: Whole, *, won: bool) -> Verdict:
         await self._settler.finish(ctx.target, it.status, won=won, by="resume", telling=ctx.telling)
         if won and it.status.record.settledTs is not None:
@@ -342,7 +356,7 @@ class Verbs:
 
     async def _says_the_same(self, ctx: Context, it: Whole, body: Resume) -> bool:
         """Whether a resume is the one that its command id has carried out."""
-        if _answer_id(ctx, body) != it.status.record.settledAnswerId:
+        if _answer_id(ctx, body) != it.status.answer_id:
             return False
         return body.prompt_digest is None or await self._prompt_is(ctx, body.prompt_digest)
 
@@ -407,7 +421,7 @@ class Verbs:
         )
 
     def _view(self, ctx: Context, it: Whole) -> dict[str, object]:
-        return view(ctx.target, it.status.record, it.spec.record.holder).to_object()
+        return view(ctx.target, it.status, it.spec.record.holder).to_object()
 
 
 def _answer_id(ctx: Context, body: Resume) -> str | None:
