@@ -12,7 +12,7 @@ import pytest
 from schemas.names import Names, kv_stream
 from tests.integration.test_interop import Owner, _spaces
 from tests.support.plain import Streams
-from tests.support.process import WorkerProcess, command, space_environment
+from tests.support.process import WorkerProcess, command, data_of, space_environment
 from tests.support.server import WORKER_PASSWORD, Server
 from tests.support.space import Space
 
@@ -94,8 +94,7 @@ def setup(space: Space, *arguments: str, code: int = 0) -> dict[str, Any]:
     done = command(["setup", *arguments, "--json"], space_environment(space))
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    shown: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
-    return shown
+    return data_of(done.stdout)
 
 
 async def arm(owner: Owner, token: str, deadline: int) -> None:

@@ -120,7 +120,7 @@ async def test_where_readers_do_not_know_it_the_answers_id_stands_in_a_header(
     desk: Desk, space: Space
 ) -> None:
     target, twice = a_target(), new_id()
-    async with serving(space, answer_id_in_status=False):
+    async with serving(space, answer_id_in_status=False) as replica:
         await desk.mint(target, prompt=PROMPT)
         told = await desk.resume(target, {"answer": "yes"}, command_id=twice)
         assert told["outcome"] == "resumed"
@@ -131,11 +131,10 @@ async def test_where_readers_do_not_know_it_the_answers_id_stands_in_a_header(
         assert "settledAnswerId" not in status
         assert "answerId" not in fact
         assert (await desk.status_at(target)).headers["Tidegate-Answer"] == identifier
-        async with space.client(desk.alice) as client:
-            shown = await client.cp.show(target.endpoint, target.token)
-        assert shown.checkpoint.answer_id == identifier
-        assert shown.answer is not None
-        assert shown.answer["value"] == "yes"
+        where = {"v": 1, "endpoint": target.endpoint, "token": target.token}
+        shown = await replica.query("show", desk.alice, **where)
+        assert shown.data["checkpoint"]["answer_id"] == identifier
+        assert shown.data["answer"]["value"] == "yes"
     # A worker that names answers takes such a settlement for what it is, too.
     async with serving(space, name="r2"):
         told = await desk.resume(target, {"answer": "yes"})

@@ -42,7 +42,8 @@ async def adopt(settings: "Settings", yes: bool, as_json: bool) -> int:
         for space, plan in shown.items()
     ]
     # What a person has seen before the question is not said twice.
-    common.emit({"v": 1, "spaces": report}, as_json, _lines(shown) if yes else ())
+    outcome = "adopted" if agreed else "shown"
+    common.emit_data(outcome, {"spaces": report}, as_json, _lines(shown) if yes else ())
     return ending.OK if agreed else ending.REFUSED
 
 
@@ -54,7 +55,7 @@ async def undo(settings: "Settings", yes: bool, as_json: bool) -> int:
     names = ", ".join(settings.spaces)
     asked = [f"what adopting made in {names} is deleted, and what it changed is set back"]
     if not await _agreed(yes, as_json, asked, "undo"):
-        common.emit({"v": 1, "spaces": []}, as_json, ())
+        common.emit_data("shown", {"spaces": []}, as_json, ())
         return ending.REFUSED
     report: list[dict[str, Any]] = []
     async with sessions.workers_account(settings, "tidegate-setup") as conn:
@@ -63,7 +64,9 @@ async def undo(settings: "Settings", yes: bool, as_json: bool) -> int:
             report.append({"space": space, "kept": kept})
             common.say(f"{space}: given back")
     lines = [f"the broker does not set back {one}" for entry in report for one in entry["kept"]]
-    common.emit({"v": 1, "spaces": report}, as_json, lines or ["every setting is as it was"])
+    common.emit_data(
+        "given-back", {"spaces": report}, as_json, lines or ["every setting is as it was"]
+    )
     return ending.OK
 
 
