@@ -162,15 +162,17 @@ async def _counted(worker: Any) -> dict[str, int]:
         info = await api(worker, f"STREAM.INFO.{stream}", query)
         return sum((info["state"].get("subjects") or {}).values())
 
-    async def messages(stream: str) -> int:
-        return int((await api(worker, f"STREAM.INFO.{stream}", {}))["state"]["messages"])
+    async def state(stream: str, what: str) -> int:
+        return int((await api(worker, f"STREAM.INFO.{stream}", {}))["state"][what])
 
     prefix = NAMES.prefix
-    results = await messages(NAMES.res_stream)
+    results = await state(NAMES.res_stream, "messages")
     for other in ("fact.>", "grant.>", "res.*.*.*.lease_lost.*"):
         results -= await stored(NAMES.res_stream, f"{prefix}.{other}")
     ticks = await stored(NAMES.log_stream, f"{prefix}.cmd.*.*.sys.tick")
-    commands = await messages(NAMES.log_stream) - ticks + await messages(NAMES.cmd_stream)
+    # By their last sequences: what lies below a snapshot may have been trimmed.
+    commands = await state(NAMES.log_stream, "last_seq") + await state(NAMES.cmd_stream, "last_seq")
+    commands -= ticks
     return {"commands": commands, "results": results, "ticks": ticks}
 
 
