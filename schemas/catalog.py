@@ -97,7 +97,12 @@ def _queries() -> list[Entry]:
         Entry(
             f"query.{plane}.{name}",
             "query",
-            f"<root>.<space>.qry.<principal>.<uid>.{plane}.{name}",
+            ".".join(
+                (
+                    f"<root>.<space>.qry.<principal>.<uid>.{plane}.{name}",
+                    *(f"<{field}>" for field in commands.QUERY_KEYS.get((plane, name), ())),
+                )
+            ),
             model,
         )
         for (plane, name), model in commands.QUERIES.items()

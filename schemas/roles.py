@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from schemas.commands import BODIES, KEYS, QUERIES
+from schemas.commands import BODIES, KEYS, QUERIES, QUERY_KEYS
 
 
 class Role(StrEnum):
@@ -96,6 +96,34 @@ QUERY_ROLES: Mapping[tuple[str, str], frozenset[Role]] = MappingProxyType(
     }
 )
 """``(plane, name)`` of a query to the roles that may ask it."""
+
+
+class About(StrEnum):
+    """About whom whoever may ask a query may ask it."""
+
+    SPACE = "everybody in the space"
+    PARTIES = "everybody in the space; prompt and answer go to minter, holder and operators only"
+    SUBJECT = "whom its subject names, and the broker lets it name"
+    HOST = "a witness about its own host, an operator about every host"
+    LEASE = "a lease that the speaker holds, under its fence"
+    OWN = "what the speaker itself stored"
+
+
+QUERY_ABOUT: Mapping[tuple[str, str], About] = MappingProxyType(
+    {
+        **dict.fromkeys(QUERY_ROLES, About.SPACE),
+        ("cp", "show"): About.PARTIES,
+        ("adm", "recoverable"): About.HOST,
+        ("adm", "payload"): About.LEASE,
+        ("adm", "sealed"): About.OWN,
+        **dict.fromkeys(QUERY_KEYS, About.SUBJECT),
+    }
+)
+"""``(plane, name)`` of a query to whom it may be about.
+
+Turns and checkpoints of a space are known to all that work in it, without what was said in them; a
+person's cap is known to its delegates and to those that look after the space.
+"""
 
 FACT_PLANES: Mapping[Role, frozenset[str]] = MappingProxyType(
     {

@@ -30,6 +30,7 @@ UNKNOWN_SPEAKER: Final = "_"
 INVALID_VERB: Final = "invalid"
 
 _RESULT_ID: Final = re.compile(r"[0-9]{1,16}(?:-[0-9]{1,20}){0,2}")
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,256}")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,256}(?:\.[A-Za-z0-9_-]{1,256})*")
 
 
@@ -272,22 +273,26 @@ def ledger_fact(names: Names, plane: str, kind: str, key: tuple[str, ...], fact_
     return _bounded(f"{names.prefix}.fact.{tail}")
 
 
-def query(names: Names, speaker: Speaker, plane: str, name: str) -> str:
-    """Subject of a query (request and reply)."""
+def query(names: Names, speaker: Speaker, plane: str, name: str, *key: str) -> str:
+    """Subject of a query (request and reply); ``key`` is what ``QUERY_KEYS`` says, a token each."""
     _check("plane", plane in PLANES)
     _check("query", tokens.is_verb(name))
-    return f"{names.prefix}.qry.{speaker.principal}.{speaker.uid}.{plane}.{name}"
+    _check("key", all(_TOKEN.fullmatch(token) for token in key))
+    words = (names.prefix, "qry", speaker.principal, speaker.uid, plane, name, *key)
+    return _bounded(".".join(words))
 
 
-def parse_query(names: Names, subject: str) -> tuple[Speaker, str, str] | None:
-    """Read speaker, plane and name of a query's subject back."""
+def parse_query(
+    names: Names, subject: str, keys: int = 0
+) -> tuple[Speaker, str, str, tuple[str, ...]] | None:
+    """Read speaker, plane, name and key of a query's subject back; the key has so many tokens."""
     parts = _split(names, subject, "qry")
-    if parts is None or len(parts) != 4:
+    if parts is None or len(parts) != 4 + keys:
         return None
-    speaker, (plane, name) = _speaker(parts), parts[2:]
+    speaker, (plane, name), key = _speaker(parts), parts[2:4], tuple(parts[4:])
     if speaker is None or plane not in PLANES or not tokens.is_verb(name):
         return None
-    return speaker, plane, name
+    return (speaker, plane, name, key) if all(map(_TOKEN.fullmatch, key)) else None
 
 
 def heartbeat(names: Names, speaker: Speaker) -> str:

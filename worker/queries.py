@@ -1,6 +1,7 @@
 """Queries: the NATS micro service ``tidegate`` (ADR-32), one endpoint per query and space.
 
-A query is request and reply on ``<root>.<space>.qry.<principal>.<uid>.<plane>.<name>``. Its answer
+A query is request and reply on ``<root>.<space>.qry.<principal>.<uid>.<plane>.<name>``, followed by
+what it is about where not everybody may ask about everything (``QUERY_KEYS``). Its answer
 is ``{"v": 1, "status", "outcome", "data"}`` and, unless ok, ``error`` as in a result. All workers
 share one queue group. Queries never write.
 """
@@ -11,8 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from schemas import strict_json, tokens
+from schemas import strict_json, subjects
 from schemas.codes import BadInput, Code
+from schemas.commands import QUERY_KEYS
+from schemas.limits import MAX_BODY_BYTES
 from schemas.names import Names
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.strict_json import JsonObject
@@ -54,7 +57,12 @@ class _Endpoint:
 
     @property
     def subject(self) -> str:
-        return f"{self.names.prefix}.qry.*.*.{self.plane}.{self.name}"
+        return f"{self.names.prefix}.qry.*.*.{self.plane}.{self.name}{'.*' * len(self.key)}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Fields of the body that the subject ends in."""
+        return QUERY_KEYS.get((self.plane, self.name), ())
 
     @property
     def label(self) -> str:
@@ -197,7 +205,7 @@ class QueryService:
 
     async def _decide(self, endpoint: _Endpoint, msg: Msg) -> Verdict:
         try:
-            speaker = _speaker(endpoint.names, msg.subject)
+            speaker = _asker(endpoint, msg)
             with logs.bound(principal=speaker.principal):
                 return await endpoint.handler(speaker, msg.data)
         except BadInput as bad:
@@ -292,11 +300,21 @@ def answer_object(verdict: Verdict) -> JsonObject:
     }
 
 
-def _speaker(names: Names, subject: str) -> Speaker:
-    parts = subject.removeprefix(f"{names.prefix}.qry.").split(".")
-    if len(parts) != 4 or not tokens.is_principal(parts[0]) or not tokens.is_uid(parts[1]):
+def _asker(endpoint: _Endpoint, msg: Msg) -> Speaker:
+    """Who asks; the broker judged the subject, so a body that names another is not answered.
+
+    Raises:
+        BadInput: The subject has no speaker, or says something else than the body.
+    """
+    found = subjects.parse_query(endpoint.names, msg.subject, len(endpoint.key))
+    if found is None:
         raise BadInput("subject", "bad-speaker", "the subject does not name <principal>.<uid>")
-    return Speaker(parts[0], parts[1])
+    speaker, _, _, key = found
+    body = strict_json.loads(msg.data, max_bytes=MAX_BODY_BYTES) if key else {}
+    for field, token in zip(endpoint.key, key, strict=True):
+        if body.get(field, token) != token:
+            raise BadInput(field, "subject-differs", f"field {field} and the subject differ")
+    return speaker
 
 
 def _is_inbox(reply: str) -> bool:

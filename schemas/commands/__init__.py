@@ -60,3 +60,9 @@ QUERIES: Mapping[tuple[str, str], type[Query]] = MappingProxyType(
     }
 )
 """``(plane, name)`` to the model of a query's body."""
+
+QUERY_KEYS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+    {("cap", "show"): ("user",)}
+)
+"""``(plane, name)`` to the fields of the body that its subject ends in, so that a right to ask is a
+right to ask about these; nothing follows the name of a query that is not here."""

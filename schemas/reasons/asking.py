@@ -130,6 +130,11 @@ SUBJECT: Final = Group(
             Retry.AGAIN,
         ),
         _bad(
+            "subject-differs",
+            "A field of a query's body names another than its subject, and only that was judged.",
+            "Say the same in both.",
+        ),
+        _bad(
             "unknown-plane", "The subject names no plane.", "Planes are `cp`, `adm`, `cap`, `sys`."
         ),
         _bad("unknown-verb", "The plane has no such verb.", "See the verbs in the reference."),

@@ -358,7 +358,7 @@ ADMISSION: Final = Group(
         Reason(
             "other-host",
             (Code.PERMISSION_DENIED,),
-            "A witness speaks for its own host only.",
+            "A witness speaks for its own host only, and asks about no other.",
             "Run `tidegate witness` on that host, with its host id.",
             Retry.NO,
         ),

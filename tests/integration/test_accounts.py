@@ -1,6 +1,7 @@
 """``nats.conf`` on the real server: each user can do its part, and nothing else."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -40,6 +41,7 @@ from tests.support.running import RunningWorker
 from tests.support.space import Space
 from tests.support.turns import Turn, refused
 from worker import identity
+from worker.bus.errors import Denied
 from worker.client.errors import Refused
 from worker.evidence.identity import identify
 from worker.evidence.procfs import LinuxProc
@@ -413,6 +415,50 @@ async def test_a_delegate_keeps_the_cap_of_its_person(production: Production) ->
         assert shown.data["authority"]["authorizes"] is False
 
 
+async def asked(client: RawClient, subject: str, body: dict[str, Any]) -> tuple[str, Any]:
+    """A query by hand: its outcome and its data, or ``nobody`` if nothing came through."""
+    try:
+        answer = await client.request(subject, json.dumps(body).encode(), timeout=1)
+    except (NoRespondersError, TimeoutError):
+        return "nobody", {}
+    said = json.loads(answer.data)
+    return said["outcome"], said.get("data", {})
+
+
+async def test_a_delegate_learns_nothing_of_anybody_elses_cap(production: Production) -> None:
+    """Every query with every way to name another: beside the subject, or in the body alone."""
+    uid, other = "a1" * 13, "bob"
+    client, _ = await production.raw(Role.DELEGATE)
+    head = f"{NAMES.prefix}.qry.{GRANTS[Role.DELEGATE].principal}.{uid}"
+    own = f"{head}.cap.show.{PERSON}"
+    assert (await asked(client, own, {"v": 1, "user": PERSON}))[0] == "shown"
+    assert (await asked(client, own, {"v": 1, "user": other}))[0] == "subject-differs"
+    for tail in ("show", f"show.{other}", f"show.{PERSON}.{other}", f"show.{other}.{PERSON}"):
+        found = await asked(client, f"{head}.cap.{tail}", {"v": 1, "user": other})
+        assert found == ("nobody", {}), tail
+    for plane, name in QUERY_ROLES:
+        if (plane, name) not in {("sys", "status"), ("cap", "show")}:
+            found = await asked(client, f"{head}.{plane}.{name}", {"v": 1})
+            assert found == ("nobody", {}), (plane, name)
+    await client.close()
+    async with production.client(Role.OPERATOR, uid) as operator:
+        assert (await operator.cap.show(other)).user == other
+        assert (await operator.cap.show(PERSON)).user == PERSON
+    async with production.client(Role.DELEGATE, uid) as delegate:
+        with pytest.raises(Denied):
+            await delegate.cap.show(other)
+
+
+async def test_a_witness_is_told_of_its_own_host_only(production: Production) -> None:
+    client, _ = await production.raw(Role.WITNESS)
+    own = GRANTS[Role.WITNESS]
+    subject = f"{NAMES.prefix}.qry.{own.principal}.{'a1' * 13}.adm.recoverable"
+    assert (await asked(client, subject, {"v": 1, "host": own.host}))[0] == "listed"
+    for body in ({"v": 1}, {"v": 1, "host": "another"}, {"v": 1, "host": own.host.upper()}):
+        assert (await asked(client, subject, body))[0] == "other-host"
+    await client.close()
+
+
 async def test_an_operator_looks_after_the_ledger(production: Production) -> None:
     async with production.client(Role.OPERATOR, identity.new_uid()) as operator:
         assert (await operator.query("sys", "snapshot", {})).outcome == "stored"
@@ -456,10 +502,16 @@ def commands_of_everybody(own: str) -> list[tuple[str, frozenset[Role], bool]]:
                     head = f"{NAMES.prefix}.cmd.{principal}.{uid}.{plane}.{verb}"
                     found.append((head + tail, allowed, principal == own))
                     found.append((f"{head}{tail}.more.more", frozenset(), False))
-    for plane, name in QUERY_ROLES:
+    for (plane, name), allowed in QUERY_ROLES.items():
         for principal in sorted(principals):
-            subject = f"{NAMES.prefix}.qry.{principal}.{uid}.{plane}.{name}"
-            found.append((subject, QUERY_ROLES[plane, name], principal == own))
+            head = f"{NAMES.prefix}.qry.{principal}.{uid}.{plane}.{name}"
+            if (plane, name) == ("cap", "show"):
+                found.append((head, frozenset(), False))
+                found += [(f"{head}.{who}", allowed, principal == own) for who in (PERSON, "bob")]
+                head = f"{head}.{PERSON}"
+            else:
+                found.append((head, allowed, principal == own))
+            found.append((f"{head}.more", frozenset(), False))
     return found
 
 
@@ -467,7 +519,7 @@ def scope_of(role: Role, subject: str) -> bool:
     """Whether a subject keeps to the endpoints or persons that a credential is for."""
     if role is Role.MINTER and ".cp." in subject and ".cmd." in subject:
         return f".{ENDPOINT}." in subject
-    if role is Role.DELEGATE and ".cap." in subject and ".cmd." in subject:
+    if role is Role.DELEGATE and ".cap." in subject:
         return f".{PERSON}" in subject
     return True
 
@@ -700,7 +752,7 @@ async def test_every_query_that_a_worker_offers_stands_in_the_table_of_roles(
         info = strict_json.loads((await conn.request("$SRV.INFO.tidegate")).data)
     finally:
         await conn.close()
-    offered = {tuple(one["subject"].split(".")[-2:]) for one in info["endpoints"]}
+    offered = {tuple(one["subject"].split(".")[5:7]) for one in info["endpoints"]}
     assert ("cp", "show") in offered
     assert offered <= QUERY_ROLES.keys()
 

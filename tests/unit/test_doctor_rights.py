@@ -120,6 +120,22 @@ def test_a_right_that_is_missing_is_named() -> None:
     assert "lacks: publish $JS.API.DIRECT.GET" in said
 
 
+@pytest.mark.parametrize("whose", [".*", ".bob", ""])
+def test_a_delegate_that_may_ask_about_anybody_elses_cap_is_a_danger(whose: str) -> None:
+    beyond = f"tidegate.main.qry.delegate.*.cap.show{whose}"
+    ((severity, said),) = judge(changed(info([GRANTS[Role.DELEGATE]]), add=(beyond,)))
+    assert severity is Severity.DANGER
+    assert f"may also: publish {beyond}" in said
+
+
+def test_a_delegate_with_the_rights_of_before_lacks_the_question_about_its_persons() -> None:
+    before = "tidegate.main.qry.delegate.*.cap.show"
+    found = changed(info([GRANTS[Role.DELEGATE]]), drop=".cap.show", add=(before,))
+    (_, lacking), (severity, beyond) = judge(found)
+    assert f"lacks: publish {before}.maria, publish {before}.p-2" in lacking
+    assert (severity, f"may also: publish {before}" in beyond) == (Severity.DANGER, True)
+
+
 def test_a_worker_without_a_right_is_a_danger() -> None:
     ((severity, said),) = judge(changed(info([GRANTS[Role.WORKER]]), drop=".armed"), is_worker=True)
     assert severity is Severity.DANGER

@@ -12,10 +12,18 @@ import pytest
 from schemas import commands, headers, limits, model, results, strict_json
 from schemas.catalog import CATALOG, DIALECT
 from schemas.codes import RETRYABLE, BadInput, Code
-from schemas.commands import BODIES, KEYS, LEDGER_PLANES, QUERIES
+from schemas.commands import BODIES, KEYS, LEDGER_PLANES, QUERIES, QUERY_KEYS
 from schemas.model import Body, Message, Query
 from schemas.results import Accepted, Refusal, Result, Verdict, build
-from schemas.roles import FACT_PLANES, QUERY_ROLES, VERB_ROLES, Role, may_speak
+from schemas.roles import (
+    FACT_PLANES,
+    QUERY_ABOUT,
+    QUERY_ROLES,
+    VERB_ROLES,
+    About,
+    Role,
+    may_speak,
+)
 from schemas.strict_json import JsonObject
 
 
@@ -132,6 +140,19 @@ def subclasses(of: type[Any]) -> set[type[Any]]:
 def test_no_body_and_no_query_is_missing_from_the_tables() -> None:
     assert subclasses(Body) - set(BODIES.values()) == {commands.adm.Fenced}
     assert subclasses(Query) == {*QUERIES.values()}
+
+
+def test_it_is_said_about_whom_every_query_may_be() -> None:
+    """What is somebody's own is asked by a subject that names it, or judged by who asks."""
+    assert QUERY_ABOUT.keys() == QUERY_ROLES.keys()
+    for pair, fields in QUERY_KEYS.items():
+        assert QUERY_ABOUT[pair] is About.SUBJECT
+        assert all(QUERIES[pair].model_fields[field].is_required() for field in fields)
+    for pair, roles in QUERY_ROLES.items():
+        if Role.DELEGATE in roles and pair != ("sys", "status"):
+            assert QUERY_ABOUT[pair] is About.SUBJECT
+        if pair[0] == "cap" and pair not in QUERY_KEYS:
+            assert roles <= {Role.OPERATOR, Role.OBSERVER}
 
 
 def test_every_role_has_something_to_do_and_something_it_may_not() -> None:

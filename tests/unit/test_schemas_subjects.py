@@ -91,10 +91,18 @@ def test_a_fact_of_a_checkpoint_comes_back(
     assert subjects.parse_checkpoint_fact(names, subject) == (kind, target, generation)
 
 
-@given(names=NAMESES, speaker=SPEAKERS, plane=PLANES, name=VERBS)
-def test_a_query_comes_back(names: Names, speaker: Speaker, plane: str, name: str) -> None:
-    subject = subjects.query(names, speaker, plane, name)
-    assert subjects.parse_query(names, subject) == (speaker, plane, name)
+@given(
+    names=NAMESES,
+    speaker=SPEAKERS,
+    plane=PLANES,
+    name=VERBS,
+    key=st.lists(st.text("aZ9_-", min_size=1, max_size=9), max_size=2).map(tuple),
+)
+def test_a_query_comes_back(
+    names: Names, speaker: Speaker, plane: str, name: str, key: tuple[str, ...]
+) -> None:
+    subject = subjects.query(names, speaker, plane, name, *key)
+    assert subjects.parse_query(names, subject, len(key)) == (speaker, plane, name, key)
 
 
 @given(names=NAMESES, speaker=SPEAKERS)
@@ -195,6 +203,10 @@ PARSERS: dict[str, tuple[str, Callable[[Names, str], Any]]] = {
         subjects.parse_checkpoint_fact,
     ),
     "query": (subjects.query(NAMES, SPEAKER, "cp", "show"), subjects.parse_query),
+    "query about": (
+        subjects.query(NAMES, SPEAKER, "cap", "show", "alice"),
+        lambda names, subject: subjects.parse_query(names, subject, 1),
+    ),
     "heartbeat": (subjects.heartbeat(NAMES, SPEAKER), subjects.parse_heartbeat),
     "settle fact": (subjects.settle_fact(NAMES, TARGET), subjects.parse_settle_fact),
     "timer": (subjects.timer(NAMES, OWNER, "armed"), subjects.parse_timer),
@@ -318,6 +330,7 @@ def test_no_builder_takes_a_token_outside_its_grammar(bad: str) -> None:
         lambda: subjects.ledger_fact(NAMES, "adm", "kind", (), bad),
         lambda: subjects.query(NAMES, SPEAKER, "cp", bad),
         lambda: subjects.query(NAMES, SPEAKER, bad, "show"),
+        lambda: subjects.query(NAMES, SPEAKER, "cap", "show", bad),
         lambda: subjects.answer_key(TARGET, bad),
         *endpoint_too,
     ):

@@ -15,7 +15,9 @@ from schemas.commands.adm import (
     RecoverableQuery,
     RequestQuery,
 )
+from schemas.commands.sys import witness_of
 from schemas.results import Accepted, Refusal, Verdict
+from schemas.roles import WITNESS_PREFIX
 from schemas.strict_json import JsonObject
 from worker.admission import journal, limits, owners, places, recovery, turns
 from worker.admission.turns import FENCED, Turn
@@ -79,9 +81,15 @@ def recoverable(view: View, raw: bytes) -> Verdict:
     """``adm.recoverable``: what an observer should look at, as ``RecoverablePage``.
 
     Every lease whose connector is known, and one queued turn of every silent owner: its proven end
-    settles all of that owner's. A row that cannot be read is named and holds up no other.
+    settles all of that owner's. A row that cannot be read is named and holds up no other. A witness
+    is told of its own host only.
     """
     body = RecoverableQuery.from_bytes(raw)
+    asker = view.speaker.principal
+    if asker.startswith(WITNESS_PREFIX) and (body.host is None or witness_of(body.host) != asker):
+        return Refusal(
+            Code.PERMISSION_DENIED, "other-host", "a witness asks about its own host only"
+        )
     held, following = _leased(view, body.after_request_id, body.limit)
     if following is None:
         held += _queued_of_silent(view)

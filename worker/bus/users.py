@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.commands import KEYS
+from schemas.commands import KEYS, QUERY_KEYS
 from schemas.commands.sys import witness_of
 from schemas.names import Names, object_stream
 from schemas.roles import (
@@ -163,7 +163,9 @@ def _client_publishes(grant: Grant, names: Names) -> Iterator[str]:
                 yield from (f"{head}{tail}" for tail in _tails(grant, key))
     for (plane, name), asks in QUERY_ROLES.items():
         if role in asks:
-            yield f"{prefix}.qry.{principal}.*.{plane}.{name}"
+            key = ".".join(f"<{field}>" for field in QUERY_KEYS.get((plane, name), ()))
+            head = f"{prefix}.qry.{principal}.*.{plane}.{name}"
+            yield from (f"{head}{tail}" for tail in _tails(grant, key))
     if role is Role.CONNECTOR:
         yield f"{prefix}.hb.{principal}.*"
         yield f"$KV.{names.payloads_bucket}.{principal}.>"

@@ -15,6 +15,7 @@ from schemas import headers as h
 from schemas import strict_json, subjects
 from schemas.admission import LEASE_LOST, LeaseLost
 from schemas.codes import BadInput
+from schemas.commands import QUERY_KEYS
 from schemas.commands.sys import StatusQuery
 from schemas.model import Closed
 from schemas.names import Names
@@ -274,7 +275,8 @@ class Client:
             Denied: The broker's permissions do not allow it.
         """
         value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
-        subject = subjects.query(self.names, self.speaker, plane, name)
+        key = (str(value.get(field)) for field in QUERY_KEYS.get((plane, name), ()))
+        subject = subjects.query(self.names, self.speaker, plane, name, *key)
         wait_ms = timeout_ms or self.timeout_ms
         try:
             async with asyncio.timeout(wait_ms / 1000):

@@ -7,7 +7,7 @@ from typing import Final
 from schemas import limits, outcomes, tokens
 from schemas.catalog import CATALOG, Entry
 from schemas.outcomes import Outcome
-from schemas.roles import QUERY_ROLES, VERB_ROLES, Role
+from schemas.roles import QUERY_ABOUT, QUERY_ROLES, VERB_ROLES, Role
 from worker.pages import fields
 from worker.pages.examples import EXAMPLES
 from worker.pages.markdown import anchor, code, table
@@ -193,7 +193,10 @@ def _where(entry: Entry) -> str:
         case "command":
             return f"- Subject: {places}\n- From: {_roles(VERB_ROLES[plane, word])}\n\n"
         case "query":
-            return f"- Subject: {places}\n- From: {_roles(QUERY_ROLES[plane, word])}\n\n"
+            asks = (
+                f"- From: {_roles(QUERY_ROLES[plane, word])}\n- About: {QUERY_ABOUT[plane, word]}"
+            )
+            return f"- Subject: {places}\n{asks}\n\n"
     return f"- Where: {places}\n\n"
 
 
