@@ -48,7 +48,11 @@ def examine(settings: Settings, unknown: Sequence[str]) -> list[Finding]:
 
 
 def _lost(directory: Path, space: str) -> Iterator[Finding]:
-    if found := lost.read(directory):
+    try:
+        found = lost.read(directory)
+    except OSError:
+        return  # Said of the directory itself.
+    if found:
         yield warning(
             Check.CHECKPOINTS,
             f"the broker's store of {space} came back older: {len(found)} mints and extensions "
