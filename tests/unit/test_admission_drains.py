@@ -110,6 +110,33 @@ def test_a_limit_that_more_hold_than_it_allows_is_not_drained_yet(adm: Admission
     assert drain(adm, 3) == "drained"
 
 
+def test_a_first_claim_of_fewer_seats_than_are_held_drains(adm: Admission) -> None:
+    for n in range(2):
+        adm.bring_to("active", f"r{n}")
+    assert claim(adm, 1)["data"]["draining"] is True
+    assert not matches(adm, 2)
+    adm.step("complete", "r1", outcome="completed")
+    assert adm.policy()["draining"] is False
+    assert adm.events()[-1][0] == "policy_drain_completed"
+
+
+def test_a_drain_that_its_own_repetition_finds_done_is_done(adm: Admission) -> None:
+    adm.enqueue("r1", timeout_ms=1_000)
+    assert drain(adm, 0) == "draining"
+    adm.now_ms += 60_000  # nobody started
+    assert drain(adm, 0) == "drained"
+
+
+def test_a_drain_delivered_again_is_not_begun_again(adm: Admission) -> None:
+    claim(adm, 4)
+    for claimed in (None, 1, 8):
+        if claimed is not None:
+            claim(adm, claimed)
+        again = adm.send("drain", by=OPERATOR, to=1, command_id="d" * 16)
+        assert (again["outcome"], again["data"]["drained_to"]) == ("drained", 1)
+    assert adm.policy()["seat_limit"] == 1
+
+
 def test_resume_goes_with_a_claim_only(adm: Admission) -> None:
     body: Json = {"resume": True, "assert": {"epoch": 0}}
     assert adm.send("policy", by=OPERATOR, **body)["error"]["field"] == "assert"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.adm import CONNECTOR_PROCESS, UID, UID2, Admission, Json, process
-from worker.ledger.rulesets import FIRST
+from worker.ledger.rulesets import FIRST, MENDED
 
 PULLER_PROCESS = process(30)
 
@@ -54,6 +54,23 @@ def test_a_dead_pullers_turn_is_not_cancelled_while_its_enqueuer_lives(adm: Admi
     adm.tick(adm.now_ms + 60_000)
     assert (adm.state("r1"), adm.state("mine")) == ("queued", "cancelled")
     assert adm.send("admit", "r1", uid="c" * 26)["outcome"] == "admitted"
+
+
+@pytest.mark.parametrize("ruleset", [FIRST, MENDED])
+def test_a_pushed_turn_that_waits_for_its_prompt_is_no_pull_turn(
+    tmp_path: Path, ruleset: int
+) -> None:
+    adm = Admission(tmp_path, ruleset=ruleset)
+    payload: Json = {"key_version": 1, "content_fingerprint": "5" * 64, "revision": 1}
+    adm.enqueue("r1", payload={**payload, "expires_at_ms": adm.now_ms + 1_800_000})
+    adm.step("start", "r1")
+    adm.intend("r1")
+    adm.step("ambiguous", "r1")
+    resolved: Json = {"resolution": "confirmed_not_dispatched", "evidence": "seen"}
+    assert adm.send("resolve", "r1", by="_op", **resolved)["outcome"] == "requeued"
+    blocks = adm.send("admit")["data"]["blocks"]
+    assert blocks == (["empty"] if ruleset >= MENDED else ["payload"])
+    adm.close()
 
 
 def test_under_the_first_ruleset_the_puller_took_the_turn_over(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ _TAKE_EFFECT: Final = (
     "capacity_cooldown_ms = ?, start_timeout_ms = ?, adoption_timeout_ms = ?, silence_ms = ?"
 )
 _TAKE_LATER_EFFECT: Final = "UPDATE adm_limits SET max_retry_after_ms = ?, max_priority = ?"
-_LIMIT: Final = "UPDATE adm_limits SET seat_limit = ?, draining = 0, next_policy = NULL"
+_LIMIT: Final = "UPDATE adm_limits SET seat_limit = ?, draining = ?, next_policy = NULL"
 _LOWER: Final = "UPDATE adm_limits SET seat_limit = ?"
 _DRAIN: Final = "UPDATE adm_limits SET seat_limit = ?, draining = 1, next_policy = ?"
 _DRAINED: Final = "UPDATE adm_limits SET draining = 0, next_policy = NULL"
@@ -79,7 +79,11 @@ def drain(tx: Tx, key: tuple[str, ...], body: Drain) -> Verdict:
         )
     if tx.ruleset >= rulesets.MENDED:
         claimed = _waiting(tx, held).get("max_active_turns", held.max_active_turns)
-        tx.db.execute(_STANDS, (None if body.to == claimed else body.to,))
+        if tx.before is None:
+            tx.db.execute(_STANDS, (None if body.to == claimed else body.to,))
+        if is_there and held.draining and held.seats <= body.to:
+            end_drain(tx, held)
+            return Accepted("drained", _now(tx))
         is_there = is_there and (bool(held.draining) or held.seats <= body.to)
     if is_there:
         return Accepted("draining" if held.draining else "drained", _now(tx))
@@ -181,8 +185,11 @@ def _claim(tx: Tx, held: Limits, epoch: int, body: Policy) -> Verdict:
         _take_effect(tx, epoch, values)
         return Accepted("claimed", _now(tx))
     if held.epoch == 0:
-        tx.db.execute(_LIMIT, (limit,))
-        if held.draining:
+        more = tx.ruleset >= rulesets.MENDED and held.seats > limit
+        tx.db.execute(_LIMIT, (limit, int(more)))
+        if more:
+            journal.append(tx, "policy_drain_started", None, None, None)
+        elif held.draining:
             journal.append(tx, "policy_drain_completed", None, None, None)
         _take_effect(tx, epoch, values)
         return Accepted("claimed", _now(tx))

@@ -270,7 +270,7 @@ def _not_to_be_pulled(tx: Tx, turn: Turn) -> Verdict | None:
 def _why_none(tx: Tx, held: limits.Limits, wanted: Turn | None, blocks: list[Block]) -> list[Block]:
     if wanted is not None:
         return selection.blocks_of(tx.db, held, wanted, tx.now_ms) or ["order"]
-    return blocks or selection.blocks_of_tier(tx.db, tx.speaker.principal)
+    return blocks or selection.blocks_of_tier(tx.db, tx.speaker.principal, tx.ruleset)
 
 
 def _not_yours() -> Refusal:

@@ -45,7 +45,8 @@ SELECT EXISTS (
 _RESTING: Final = _waits_under("model.parked = 1")
 _SILENT: Final = _waits_under("model.parked = 0 AND owner.level = 3 AND owner.parked = 1")
 _UNSEALED: Final = (
-    "SELECT 1 FROM adm_requests WHERE state = 'queued' AND node IS NULL AND principal = ? LIMIT 1"
+    "SELECT 1 FROM adm_requests WHERE state = 'queued' AND node IS NULL AND principal = ? "
+    "AND handing IN ('pull', ?) LIMIT 1"
 )
 _COOLDOWN: Final = "SELECT until_ms FROM adm_cooldowns WHERE (provider, model) = (?, ?)"
 _BLOCKED_OWNER: Final = """
@@ -207,14 +208,15 @@ def cooldown_until(db: sqlite3.Connection, turn: Turn, now_ms: int) -> int | Non
     return int(row[0]) if row is not None and row[0] > now_ms else None
 
 
-def blocks_of_tier(db: sqlite3.Connection, tier: str) -> list[Block]:
+def blocks_of_tier(db: sqlite3.Connection, tier: str, ruleset: int) -> list[Block]:
     """What keeps all of one principal's pull turns waiting, once a choice has found none."""
+    counted = "pull" if ruleset >= rulesets.MENDED else "push"  # before, every turn of it
     blocks: list[Block] = []
     if db.execute(_RESTING, (tier,)).fetchone()[0]:
         blocks.append("cooldown")
     if db.execute(_SILENT, (tier,)).fetchone()[0]:
         blocks.append("silence")
-    if db.execute(_UNSEALED, (tier,)).fetchone():
+    if db.execute(_UNSEALED, (tier, counted)).fetchone():
         blocks.append("payload")
     return blocks or ["empty"]
 
