@@ -31,8 +31,8 @@ class CapOracle(Envelope):
 
     ANEW = frozenset({("cap", "authorize")})
 
-    def __init__(self, known: frozenset[str] = frozenset()) -> None:
-        super().__init__(known)
+    def __init__(self, ruleset: int) -> None:
+        super().__init__(ruleset)
         self.enabled = False
         self.permit_ms = 2_000
         self.caps: dict[tuple[str, str], Json] = {}
@@ -49,6 +49,15 @@ class CapOracle(Envelope):
     def time_passes(self) -> None:
         for name in self.caps:
             self._look(name)
+
+    def due(self) -> list[int]:
+        """Windows and grants that are about to end."""
+        dues = []
+        for cap in self.caps.values():
+            if cap["state"] == "reserved":
+                dues.append(cap["reserved"] + WINDOW_MS)
+            dues.append(cap["second"])
+        return [due for due in dues if due >= self.now_ms]
 
     def judge(self, command: Command, again: Says | None) -> Says:
         said: Says = getattr(self, f"_{command.verb}")(*command.key, **command.body)
@@ -211,13 +220,17 @@ class CapOracle(Envelope):
             shown["expires_at_ms"] = cap["second"]
         told = {name: value for name, value in shown.items() if value is not None}
         self.facts.append(("stopped", user, told))
-        return Says("stopped", data=shown)
+        return Says("stopped", data=shown | self._known(user))
 
     def _bump(self, user: str) -> Says:
         self.generation[user] = self._generation(user) + 1
         shown = {"generation": self.generation[user]}
         self.facts.append(("bumped", user, shown))
-        return Says("bumped", data=shown)
+        return Says("bumped", data=shown | self._known(user))
+
+    def _known(self, user: str) -> Json:
+        known = any(name == user for name, _ in self.caps)
+        return {"known": known if self.mended else None}
 
     def _import(self, *, import_id: str, chunk: int, of: int, records: list[Any]) -> Says:
         if chunk > of:
@@ -231,7 +244,7 @@ class CapOracle(Envelope):
                 ("imported", "malformed", "duplicates", "shared_seconds", "shared_keys"), 0
             )
         if chunk <= going["chunks"]:
-            return Says("already_taken_in", data=going)
+            return Says("already_taken_in", data=dict(going))
         if chunk != going["chunks"] + 1:
             return Says("chunk-out-of-order", "failed-precondition")
         self.imported = going
@@ -267,7 +280,7 @@ class CapOracle(Envelope):
             "second": second,
             "asked": record["expiresAt"],
             "cap": record["perSwapCapUsd"],
-            "version": record.get("requiredVersion", 1 if "legacy-version" in self.known else 2),
+            "version": record.get("requiredVersion", 2 if self.mended else 1),
             "generation": None,
             "reserved": record["reservedAt"],
             "confirmed": None,

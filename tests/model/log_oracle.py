@@ -12,6 +12,7 @@ from typing import Any
 Json = dict[str, Any]
 
 REMEMBERED_MS = 30 * 24 * 3600 * 1000
+MENDED = 3
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,23 @@ class Envelope:
     """Log time, roles and the memory of command ids, in front of one plane.
 
     Attributes:
-        known: Names of known differences, in which the oracle follows the fold.
+        ruleset: In force; a command of the log may activate a later one.
         now_ms: Log time.
+        remembered: Principal and command id to what was told, said, and when.
     """
 
     ANEW: frozenset[tuple[str, str]] = frozenset()
-    """Verbs whose ok is a licence: a repeat is judged at its own sequence."""
+    """Verbs whose ok is a licence, since ruleset 3: a repeat is judged at its own sequence."""
 
-    def __init__(self, known: frozenset[str] = frozenset()) -> None:
-        self.known = known
+    def __init__(self, ruleset: int) -> None:
+        self.ruleset = ruleset
         self.now_ms = 0
-        self.remembered: dict[tuple[str, str], tuple[str, Says, int]] = {}
+        self.remembered: dict[tuple[str, str], tuple[list[str], Says, int]] = {}
+
+    @property
+    def mended(self) -> bool:
+        """Whether ruleset 3 is in force."""
+        return self.ruleset >= MENDED
 
     def command(self, seq: int, command: Command) -> Says:
         """Judge one command."""
@@ -96,13 +103,12 @@ class Envelope:
         self.begin(seq)
         if not self._may_speak(command):
             return Says("wrong-role", "permission-denied")
+        if command.plane == "sys" and command.verb == "ruleset":
+            return self._activate(command)
         if command.command_id is None:
             return self.judge(command, again=None)
         name = (command.by, command.command_id)
-        told = json.dumps(
-            [command.plane, command.verb, command.key, command.uid, command.body],
-            sort_keys="id-memory-compares-bytes" not in self.known,
-        )
+        told = self._told(command)
         before = self.remembered.get(name)
         if before is not None and before[2] <= self.now_ms - REMEMBERED_MS:
             before = None
@@ -111,12 +117,35 @@ class Envelope:
             if said.code != "bad-request":
                 self.remembered[name] = (told, said, self.now_ms)
             return said
-        if before[0] != told:
+        if not {*before[0]} & {*told}:
             return Says("command-id-reused", "conflict")
-        anew = (command.plane, command.verb) in self.ANEW
-        if anew and (command.plane == "cap" or "licences-from-memory" not in self.known):
-            return self.judge(command, again=before[1])
-        return before[1]
+        refused = before[1].code is not None and command.verb != "authorize"
+        if refused or not self.judged_anew(command):
+            return before[1]
+        return self.judge(command, again=before[1])
+
+    def judged_anew(self, command: Command) -> bool:
+        """Whether a repeated ok of this verb says something about now."""
+        what = (command.plane, command.verb)
+        return what in self.ANEW and (self.mended or what == ("cap", "authorize"))
+
+    def _told(self, command: Command) -> list[str]:
+        """How a command is known again: by its bytes, since ruleset 3 by its meaning, too."""
+        what = [command.plane, command.verb, command.key, command.uid, command.body]
+        forms = [json.dumps(what)]
+        if self.mended:
+            forms.append("meaning " + json.dumps(what, sort_keys=True))
+        return forms
+
+    def _activate(self, command: Command) -> Says:
+        version = command.body["version"]
+        if version == self.ruleset:
+            return Says("already_active", data={"version": version})
+        if version < self.ruleset:
+            return Says("ruleset-goes-back", "conflict")
+        self.ruleset = version
+        self.activated()
+        return Says("activated", data={"version": version})
 
     def tick(self, seq: int, at_ms: int) -> None:
         """Let time pass."""
@@ -134,6 +163,13 @@ class Envelope:
 
     def time_passes(self) -> None:
         """Do what time alone decides."""
+        raise NotImplementedError
+
+    def activated(self) -> None:
+        """A later ruleset has come into force."""
+
+    def due(self) -> list[int]:
+        """Instants from now on at which something ends."""
         raise NotImplementedError
 
     def _may_speak(self, command: Command) -> bool:

@@ -3,6 +3,8 @@
 import copy
 import json
 import random
+import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,13 +13,15 @@ from typing import Any, Protocol
 
 from schemas import headers, strict_json, subjects
 from schemas.subjects import Speaker
-from tests.model.log_oracle import Command, Envelope, Json, Says, differs
+from tests.model.log_oracle import REMEMBERED_MS, Command, Envelope, Json, Says, differs
 from worker.ledger.plane import Plane, View
 from worker.ledger.testing import NAMES, FoldDriver, Logged
 from worker.ledger.tx import OutRow
 
 PROPOSALS = 4
+T0 = 1_700_000_000_000
 Op = dict[str, Any]
+"""A step: ``step_ms``, ``salt``; ``aim`` at an end, ``forget``, ``fold``, ``kill``, ``ruleset``."""
 Seen = Counter[tuple[str, str, str]]
 
 
@@ -65,6 +69,9 @@ class Run:
         self.plane = plane
         self.story = story
         self.ruleset = ruleset
+        self.folder = folder
+        self.at_ms = T0
+        self.switched = False
         self.driver = FoldDriver(folder / "ledger.db", [plane], ruleset=ruleset)
         self.first = self.driver.fold.state.watermark + 1
         self.waiting: list[tuple[Logged, Command | None, Says | None, Any]] = []
@@ -72,7 +79,7 @@ class Run:
         self.told: set[tuple[str, str | None]] = set()
 
     def play(self, ops: Sequence[Op]) -> None:
-        """Play operations; the file is closed and opened again where one says so.
+        """Play operations; the worker is killed and started again where one says so.
 
         Raises:
             Mismatch: At the first difference.
@@ -85,17 +92,19 @@ class Run:
         self.fold()
 
     def _play(self, op: Op) -> None:
-        if op.get("fold"):
+        if op.get("fold") or self.switched or "ruleset" in op:
             self.fold()
-        if op.get("reopen"):
+            self.switched = "ruleset" in op
+        if op.get("kill"):
             self.fold()
-            self.driver.reopen()
+            self._kill()
         oracle = self.story.oracle
+        at_ms = self._instant(op)
         seq = self.first + len(self.driver.log) + len(self.waiting)
-        command = self._rarest(seq, op)
+        command = self._rarest(seq, at_ms, op)
         if command is None:
-            oracle.tick(seq, op["at_ms"])
-            message = _logged(Command("sys", "tick", (), {}, "_worker", "a" * 26, op["at_ms"]), seq)
+            oracle.tick(seq, at_ms)
+            message = _logged(Command("sys", "tick", (), {}, "_worker", "a" * 26, at_ms), seq)
             said = None
         else:
             said = oracle.command(seq, command)
@@ -104,12 +113,41 @@ class Run:
             self.seen[command.verb, said.outcome, said.code or "ok"] += 1
         self.waiting.append((message, command, said, self.story.wanted()))
 
-    def _rarest(self, seq: int, op: Op) -> Command | None:
+    def _instant(self, op: Op) -> int:
+        """The instant of an operation: a step on, or next to one at which something ends."""
+        oracle = self.story.oracle
+        due = oracle.due() if "aim" in op else []
+        if "forget" in op:
+            due = [said_ms + REMEMBERED_MS for *_, said_ms in oracle.remembered.values()]
+        if due:
+            nearest = sorted(due)[:8]
+            at = random.Random(op["salt"]).choice(nearest) + int(
+                op["aim" if "aim" in op else "forget"]
+            )
+        else:
+            at = self.at_ms + op["step_ms"]
+        self.at_ms = max(self.at_ms, at)
+        return at
+
+    def _kill(self) -> None:
+        """Go on with the files as a process leaves them that is killed now."""
+        left = Path(tempfile.mkdtemp(dir=self.folder))
+        for file in self.driver.path.parent.glob(f"{self.driver.path.name}*"):
+            shutil.copy(file, left)
+        self.driver.close()
+        self.driver.path = left / self.driver.path.name
+        self.driver.ruleset = self.story.oracle.ruleset
+        self.driver.open()
+
+    def _rarest(self, seq: int, at_ms: int, op: Op) -> Command | None:
         """Of some proposals the one whose answer was seen least, so that runs reach far."""
+        if "ruleset" in op:
+            version = {"version": op["ruleset"]}
+            return Command("sys", "ruleset", (), version, "_worker", "a" * 26, at_ms)
         rng = random.Random(op["salt"])
         best, rarity = None, 1 << 30
         for _ in range(PROPOSALS):
-            command = self.story.propose(op["at_ms"], rng)
+            command = self.story.propose(at_ms, rng)
             if command is None:
                 return None
             said = copy.deepcopy(self.story.oracle).command(seq, command)
@@ -135,6 +173,7 @@ class Run:
                 assert command is not None
                 self._heard(command, result)
             mine = [row for row in rows if row.seq == message.seq]
+            mine = [row for row in mine if ".fact.sys." not in row.subject]
             try:
                 self.story.check_said(message.seq, mine, wanted)
             except AssertionError as error:
@@ -147,8 +186,11 @@ class Run:
 
     def _heard(self, command: Command, result: Json) -> None:
         """What is only remembered says nothing about now."""
+        message = result.get("error", {}).get("message", "ours")
+        if not message or re.search("(?i)input should|value error|pydantic|extra inputs", message):
+            raise Mismatch(f"a library's words in {result}")
         name = (command.by, command.command_id)
-        if name in self.told and command.verb != "authorize":
+        if name in self.told and not self.story.oracle.judged_anew(command):
             return
         if command.command_id is not None and result["status"] == "ok":
             self.told.add(name)
@@ -209,6 +251,30 @@ def _logged(command: Command, seq: int) -> Logged:
         headers={} if command.command_id is None else {headers.COMMAND: command.command_id},
         data=json.dumps({"v": 1, **command.body}).encode(),
     )
+
+
+def operations(seed: int, length: int, steps: Sequence[int], far: Sequence[int]) -> list[Op]:
+    """What one run plays: small steps, now and then a far one or one next to an end."""
+    rng = random.Random(seed)
+    often = rng.choice((0.02, 0.1, 0.2))
+    ops: list[Op] = []
+    for _ in range(length):
+        op: Op = {"step_ms": rng.choice(steps), "salt": rng.getrandbits(32)}
+        if rng.random() < often:
+            op["step_ms"] = rng.choice(far)
+        if rng.random() < often / 2:
+            op["aim"] = rng.choice((-1, 0, 1))
+        elif rng.random() < 0.003:
+            op["forget"] = rng.choice((-1, 0, 1))
+        ops.append(op | {"fold": rng.random() < 0.6, "kill": rng.random() < 0.02})
+    return ops
+
+
+def activating(ops: list[Op], ruleset: int) -> list[Op]:
+    """The same, with a ruleset that comes into force in the middle."""
+    half = len(ops) // 2
+    switch: Op = {"step_ms": 0, "salt": 0, "ruleset": ruleset}
+    return [*ops[:half], switch, *ops[half:]]
 
 
 def play(plane: Plane, story: Story, ops: Sequence[Op], ruleset: int) -> Seen:

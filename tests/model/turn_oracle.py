@@ -7,7 +7,7 @@ from tests.model.log_oracle import Command, Envelope, Json, Says
 
 DAY_MS = 24 * 3600 * 1000
 YEAR_MS = 365 * DAY_MS
-DEFAULTS = {
+DEFAULTS: Json = {
     "max_active_turns": 8,
     "max_concurrent_starts": 8,
     "min_start_interval_ms": 0,
@@ -16,12 +16,15 @@ DEFAULTS = {
     "start_timeout_ms": 60_000,
     "adoption_timeout_ms": 60_000,
     "silence_ms": 4_000,
+    "max_retry_after_ms": DAY_MS,
+    "max_priority": {},
 }
 STARTS = ("admitted", "starting", "dispatch_intent")
 BEFORE_INTENT = ("admitted", "starting")
 DEBT = ("dispatch_ambiguous", "recovery_required")
 TERMINAL = ("completed", "failed", "cancelled", "queue_timeout")
 RELEASES = 3
+NEW_VALUES = ("max_retry_after_ms", "max_priority")
 SAME = ("host", "boot_id", "pid", "start_ticks", "pid_ns")
 IMMUTABLE = (
     "session_id", "agent_id", "fingerprint", "provider", "model", "grant", "priority",
@@ -44,14 +47,17 @@ class TurnOracle(Envelope):
         moves: How turns moved: request id, state before, state after.
     """
 
-    ANEW = frozenset({("adm", verb) for verb in ("admit", "start", "intent", "active")})
+    ANEW = frozenset(
+        {("adm", verb) for verb in ("admit", "start", "intent", "active", "policy", "drain")}
+    )
 
-    def __init__(self, known: frozenset[str] = frozenset()) -> None:
-        super().__init__(known)
+    def __init__(self, ruleset: int) -> None:
+        super().__init__(ruleset)
         self.policy = dict(DEFAULTS)
         self.epoch = 0
         self.limit = DEFAULTS["max_active_turns"]
         self.draining = False
+        self.drained_to: int | None = None
         self.claimed: tuple[int, Json] | None = None
         self.turns: dict[str, Json] = {}
         self.silent: dict[Owner, int] = {}
@@ -71,6 +77,10 @@ class TurnOracle(Envelope):
         self.moves: list[tuple[str, str | None, str]] = []
         self.policy_moves: list[str] = []
 
+    def activated(self) -> None:
+        if self.claimed is None and self.limit != self.policy["max_active_turns"]:
+            self.drained_to = self.limit
+
     def judge(self, command: Command, again: Says | None) -> Says:
         bad = self._bad(command)
         if bad is not None:
@@ -80,7 +90,7 @@ class TurnOracle(Envelope):
         if command.plane == "adm" and not command.by.startswith("_"):
             self._hear(caller)
         handler = getattr(self, f"_{command.verb}")
-        if command.verb in ("start", "active", "admit"):
+        if command.verb in ("start", "intent", "active", "admit", "drain"):
             said: Says = handler(caller, command.key, command.body, again)
         else:
             said = handler(caller, command.key, command.body)
@@ -150,6 +160,17 @@ class TurnOracle(Envelope):
         idle = [turn for turn in tier if turn["agent_id"] not in busy]
         return (idle or tier)[0], False
 
+    def due(self) -> list[int]:
+        """Instants at which time alone decides something, or blocks no longer."""
+        dues = [*self.cooling.values(), *self.dead.values()]
+        for turn in self.turns.values():
+            if turn["state"] == "queued":
+                dues += [turn["deadline"], turn["enqueued"] + turn["timeout"] // 2]
+            if turn["state"] in BEFORE_INTENT:
+                dues.append(turn["lease"]["start_deadline"])
+        dues += [at + self.policy["min_start_interval_ms"] for at, _ in self.slots[-1:]]
+        return [due for due in dues if due >= self.now_ms]
+
     def admit_all(self) -> None:
         """End a drain that is done, and give every free seat to a push turn."""
         self._settle_drain()
@@ -162,7 +183,7 @@ class TurnOracle(Envelope):
             self.grants.append((turn["owner"], turn["id"], turn["generation"]))
 
     def _tier(self, priority: int) -> object:
-        return None if "one-age-flag" in self.known else priority
+        return priority if self.mended else None
 
     def _seat(self, turn: Json, owner: Owner, by_age: bool) -> None:
         self.by_age[self._tier(turn["priority"])] = by_age
@@ -193,12 +214,18 @@ class TurnOracle(Envelope):
             if not -100 <= body.get("priority", 0) <= 100:
                 return Says("out-of-range", "bad-request")
             payload = body.get("payload")
-            if known is None and payload is not None:
+            fits = body.get("priority", 0) <= self._highest(command.by)
+            if known is None and payload is not None and fits:
                 deadline = self.now_ms + self._timeout(body)
                 if payload["expires_at_ms"] < deadline:
                     return Says("expires-too-early", "bad-request")
             if known is not None and payload is not None and self._attaches_late(known, command):
                 return Says("expires-too-early", "bad-request")
+        if command.verb == "cooldown" and self.mended:
+            if body["not_before_ms"] > self.now_ms + YEAR_MS:
+                return Says("out-of-range", "bad-request")
+        elif not self.mended and {"replace", "resume", *NEW_VALUES} & {*body}:
+            return Says("unknown-field", "bad-request")
         if body.get("assert", {}).get("queue_timeout_ms", 1) > 1_800_000:
             return Says("out-of-range", "bad-request")
         if command.verb == "complete" and "failure" in body and body["outcome"] != "failed":
@@ -216,7 +243,7 @@ class TurnOracle(Envelope):
         return waits and same and not adopted and payload["expires_at_ms"] < turn["deadline"]
 
     def _timeout(self, body: Any) -> int:
-        longest = self.policy["queue_timeout_ms"]
+        longest: int = self.policy["queue_timeout_ms"]
         return min(longest, body.get("timeout_ms") or longest)
 
     def _enqueue(self, caller: Owner, key: Any, body: Any) -> Says:
@@ -226,6 +253,8 @@ class TurnOracle(Envelope):
         given["priority"] = given["priority"] or 0
         payload = body.get("payload")
         if turn is None:
+            if given["priority"] > self._highest(caller[0]):
+                return Says("priority-too-high", "permission-denied")
             turn = self.turns[key[0]] = {
                 **given,
                 "id": key[0],
@@ -270,6 +299,11 @@ class TurnOracle(Envelope):
             outcome = "payload_attached"
         return Says(outcome, data=self.shown(turn))
 
+    def _highest(self, principal: str) -> int:
+        bounds: dict[str, int] = self.policy["max_priority"]
+        highest: int = bounds.get(principal, bounds.get("*", 100))
+        return highest
+
     def _cancel(self, caller: Owner, key: Any, body: Any) -> Says:
         turn = self.turns.get(key[0])
         if turn is None:
@@ -288,6 +322,8 @@ class TurnOracle(Envelope):
             if turn["grant"] == "pull" and turn["principal"] == caller[0]
         ]
         self._settle_drain()
+        if again is not None:
+            return self._admit_again(again)
         blocks = self.capacity_blocks()
         if key:
             turn = self.turns.get(key[0])
@@ -305,21 +341,33 @@ class TurnOracle(Envelope):
         chosen = self.choice(mine)
         if not key and not blocks and chosen is None:
             waiting = [turn for turn in mine if turn["state"] == "queued"]
-            if "push-turn-blocks-admit" in self.known:
+            if not self.mended:
                 waiting += [
                     turn
                     for turn in self.turns.values()
                     if turn["awaits"] and turn["principal"] == caller[0]
                 ]
-            blocks = sorted({why for turn in waiting for why in self.skipped(turn)}) or ["empty"]
+            whys = [["payload"] if turn["awaits"] else self.skipped(turn) for turn in waiting]
+            blocks = sorted({why for one in whys for why in one}) or ["empty"]
         if not blocks and key and chosen is not None and chosen[0]["id"] != key[0]:
             blocks = ["order"]
         if blocks or chosen is None:
             return Says("none", data={"blocks": blocks})
         self._seat(chosen[0], caller, chosen[1])
-        if "admit-rebinds-owner" in self.known:
+        if not self.mended:
             chosen[0]["owner"] = caller
         return Says("admitted", data=self.grant(chosen[0]))
+
+    def _admit_again(self, again: Says) -> Says:
+        """The seat that was handed out, while it stands untouched; never a second one."""
+        if again.outcome == "none":
+            return again
+        turn = self.turns[again.data["request_id"]]
+        if turn["lease"] is None or turn["lease"]["id"] != again.data["lease_id"]:
+            return Says("fenced", "fenced")
+        if turn["state"] != "admitted":
+            return self._wrong_state(turn)
+        return Says(again.outcome, data=self.grant(turn))
 
     def _start(self, caller: Owner, key: Any, body: Any, again: Says | None) -> Says:
         return self._step(caller, key, body, ("admitted",), "starting", again)
@@ -330,14 +378,15 @@ class TurnOracle(Envelope):
     def _ambiguous(self, caller: Owner, key: Any, body: Any) -> Says:
         return self._step(caller, key, body, ("dispatch_intent",), "dispatch_ambiguous", None)
 
-    def _intent(self, caller: Owner, key: Any, body: Any) -> Says:
+    def _intent(self, caller: Owner, key: Any, body: Any, again: Says | None) -> Says:
         turn = self._held(caller, key, body)
         if turn is None:
             return Says("fenced", "fenced")
         intent = {"identity": body["identity"], "channel": body["channel"]}
         if turn["state"] == "dispatch_intent":
             if turn["lease"]["intent"] == intent:
-                return Says("idempotent", data=self.short(turn))
+                outcome = "idempotent" if again is None else again.outcome
+                return Says(outcome, data=self.short(turn))
             return Says("different-intent", "conflict")
         if turn["state"] != "starting":
             return self._wrong_state(turn)
@@ -354,13 +403,17 @@ class TurnOracle(Envelope):
         failure = body.get("failure")
         if failure is not None and failure["category"] == "provider_capacity":
             wanted = max(
-                self.policy["capacity_cooldown_ms"], min(body.get("retry_after_ms", 0), DAY_MS)
+                self.policy["capacity_cooldown_ms"], self._wish(body.get("retry_after_ms", 0))
             )
             name = (turn["provider"], turn["model"])
             self.cooling[name] = max(self.cooling.get(name, 0), self.now_ms + wanted)
         turn["failure"] = failure
         self._move(turn, body["outcome"])
         return Says(body["outcome"], data=self.short(turn))
+
+    def _wish(self, retry_after_ms: int) -> int:
+        longest: int = self.policy["max_retry_after_ms"]
+        return min(retry_after_ms, longest) if self.mended else retry_after_ms
 
     def _abandon(self, caller: Owner, key: Any, body: Any) -> Says:
         turn = self._held(caller, key, body)
@@ -432,7 +485,8 @@ class TurnOracle(Envelope):
         name = (body["provider"], body["model"])
         until = body["not_before_ms"]
         if not body.get("replace"):
-            until = max(until, self.cooling.get(name, 0))
+            resting = self.cooling.get(name, 0)
+            until = max(until, resting if resting > self.now_ms else 0)
         self.cooling[name] = until
         outcome = "cooling" if until > self.now_ms else "not-cooling"
         return Says(outcome, data={"provider": name[0], "model": name[1], "until_ms": until})
@@ -440,12 +494,17 @@ class TurnOracle(Envelope):
     def _policy(self, caller: Owner, key: Any, body: Any) -> Says:
         body = dict(body)
         if "assert" in body:
+            if not self.mended and {*NEW_VALUES} & {*body["assert"]}:
+                return Says("unknown-field", "bad-request")
             for name, value in body["assert"].items():
                 mine = self.epoch if name == "epoch" else self.policy[name]
+                if name == "max_active_turns" and self.mended and not self.draining:
+                    mine = self.limit
                 if mine != value:
                     return Says("policy-differs", "conflict", self.policy_shown())
             return Says("match", data=self.policy_shown())
         epoch = body.pop("epoch")
+        resume = body.pop("resume", False)
         values = DEFAULTS | body
         if self.claimed is not None:
             if self.claimed == (epoch, values):
@@ -455,15 +514,35 @@ class TurnOracle(Envelope):
             return Says("idempotent", data=self.policy_shown())
         if epoch != self.epoch + 1:
             return Says("epoch-mismatch", "conflict", self.policy_shown())
+        if resume:
+            self.drained_to = None
+        seats = values["max_active_turns"]
+        self.limit = seats if self.drained_to is None else min(seats, self.drained_to)
+        goes_on = self.drained_to is not None and self.draining and self.seats() > self.limit
+        if self.epoch == 0 or (goes_on and self.seats() <= seats):
+            self.epoch, self.policy = epoch, values
+            self.draining = goes_on or (self.mended and self.seats() > self.limit)
+            return Says("claimed", data=self.policy_shown())
         self.claimed = (epoch, values)
-        self.limit, self.draining = values["max_active_turns"], True
+        self.draining = True
         self._settle_drain()
         return Says("draining" if self.claimed else "claimed", data=self.policy_shown())
 
-    def _drain(self, caller: Owner, key: Any, body: Any) -> Says:
+    def _drain(self, caller: Owner, key: Any, body: Any, again: Says | None) -> Says:
+        if again is not None:
+            if self.limit != body["to"]:
+                return Says("drain-superseded", "conflict", self.policy_shown())
+            return self._drained()
         same = self.draining and self.limit == body["to"]
         self.limit, self.draining = body["to"], True
-        if not same or "repeated-drain-does-not-look" not in self.known:
+        if self.mended:
+            newest = self.policy if self.claimed is None else self.claimed[1]
+            own = newest["max_active_turns"] == body["to"]
+            self.drained_to = None if own else body["to"]
+        return self._drained(look=self.mended or not same)
+
+    def _drained(self, *, look: bool = True) -> Says:
+        if look:
             self._settle_drain()
         return Says("draining" if self.draining else "drained", data=self.policy_shown())
 
@@ -494,6 +573,7 @@ class TurnOracle(Envelope):
             outcome = "cleared" if owner in self.silent or owner in self.dead else "alive"
             self.silent.pop(owner, None)
             self.dead.pop(owner, None)
+            self.heard[owner] = max(self.heard[owner], body["seen_at_ms"])
             return Says(outcome)
         seen = max(body["seen_at_ms"], self.heard[owner])
         if self.now_ms - seen <= self.policy["silence_ms"]:
@@ -546,9 +626,10 @@ class TurnOracle(Envelope):
         after_intent = lease is not None and turn["state"] not in BEFORE_INTENT
         if not after_intent:
             states = states[:1]
-        if "alive-connector-hides-its-child" in self.known and states[0] == "alive":
+        if not self.mended and states[0] == "alive":
             states = states[:1]
-        unsure = any(state in ("unverifiable", "none") for state in states)
+        unknown = ("unverifiable",) if states[0] == "alive" else ("unverifiable", "none")
+        unsure = any(state in unknown for state in states)
         newly = False
         if states[0] == "gone":
             unsure = False
@@ -615,7 +696,7 @@ class TurnOracle(Envelope):
             }
             if turn["state"] in BEFORE_INTENT:
                 held["start_deadline_at_ms"] = lease["start_deadline"]
-        owner = turn["owner"] if lease is None else lease["owner"]
+        owner = turn["owner"] if lease is None or self.mended else lease["owner"]
         return self.short(turn) | {
             "owner": {"principal": owner[0], "uid": owner[1]},
             **{name: turn[name] for name in IMMUTABLE if name != "timeout_ms"},
@@ -646,15 +727,20 @@ class TurnOracle(Envelope):
         """The policy and what is held."""
         return {
             "epoch": self.epoch,
-            "policy": self.policy,
+            "policy": self._values(self.policy),
             "seat_limit": self.limit,
             "draining": self.draining,
+            "drained_to": self.drained_to,
             "seats": self.seats(),
             "starts": self.starts(),
             "queued": sum(turn["state"] == "queued" for turn in self.turns.values()),
             "next_epoch": None if self.claimed is None else self.claimed[0],
-            "next_policy": None if self.claimed is None else self.claimed[1],
+            "next_policy": None if self.claimed is None else self._values(self.claimed[1]),
         }
+
+    def _values(self, policy: Json) -> Json:
+        known = self.mended
+        return {name: value for name, value in policy.items() if known or name not in NEW_VALUES}
 
     def _in_order(self) -> list[Json]:
         return sorted(self.turns.values(), key=_plain_order)
