@@ -83,6 +83,9 @@ REPEATS: Final[Mapping[tuple[str, str], Repeat]] = MappingProxyType(
         ("sys", "ruleset"): _recorded("a ruleset is never taken back"),
         ("sys", "prune"): _recorded("what is forgotten stays forgotten"),
         ("sys", "rebase"): _recorded("an epoch is never taken back"),
+        ("sys", "clock"): _recorded(
+            "log time was set back once; anew it would be set back again, by a copy that comes late"
+        ),
         ("sys", "liveness"): _recorded("permits nothing. What an owner did since counts"),
         ("sys", "evidence"): _recorded("permits nothing outside; what is proven stays proven"),
         ("sys", "tick"): _anew("is not remembered at all: time passes"),

@@ -231,13 +231,13 @@ class Turns:
             mine: Any = self.oracle.epoch if name == "epoch" else self.oracle.policy[name]
             if name == "max_active_turns" and rng.random() < 0.6:
                 mine = self.oracle.limit
-            asserted: Any = 1
+            asserted: Any
             if name == "max_priority":
                 asserted = rng.choice((mine, {}, {"*": 5}))
             else:
                 asserted = max(1, mine + rng.choice((0, 0, 1)))
             return "adm", OPERATOR, (), {"assert": {name: asserted}}
-        body = {
+        body: Json = {
             "epoch": max(1, self.oracle.epoch + rng.choice((1, 1, 1, 0, 2))),
             "max_active_turns": rng.choice((1, 2, 3, 4)),
             "max_concurrent_starts": rng.choice((1, 2, 3)),
