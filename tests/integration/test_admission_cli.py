@@ -177,7 +177,7 @@ def test_a_rest_is_taken_back_and_a_turn_that_ended_waits_for_no_seat(shell: She
     shell.run("cooldown", "acme", "m1", "--until", "+0s", "--replace", *OP)
     shell.enqueue("r1", "--wait")
     shell.run("abandon", "r1", "--outcome", "failed")
-    assert shell.enqueue("r1", "--wait", code=3)["state"] == "failed"
+    assert shell.enqueue("r1", "--wait", code=3)["data"]["state"] == "failed"
     assert "turn r1 has ended, it is failed" in shell.said
 
 
