@@ -51,14 +51,14 @@ class Door:
     async def results(self, stream: str, seqs: set[int]) -> dict[int, list[str]]:
         """Subjects of the results of these commands, once each has one."""
         ledger = stream == self.names.log_stream
-        pattern = re.compile(r"\.(\d+)-(\d+)$" if ledger else r"\.()(\d+)$")
+        # The epoch of a ledger is a small number, that of a stream of commands an instant.
+        pattern = re.compile(r"\.(\d{1,6})-(\d+)$" if ledger else r"\.(\d{7,})-(\d+)$")
         until = time.monotonic() + LIMIT_S
         while True:
             found: dict[int, list[str]] = {}
             for subject in await self.subjects(self.names.res_stream):
                 end = pattern.search(subject)
-                of_ledger = not (".cp." in subject or (".invalid." in subject and not ledger))
-                if end and of_ledger is ledger and int(end[2]) in seqs and ".res." in subject:
+                if end and int(end[2]) in seqs and ".res." in subject:
                     found.setdefault(int(end[2]), []).append(subject)
             if found.keys() >= seqs:
                 return found
