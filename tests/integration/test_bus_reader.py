@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tests.integration.bus_server import Place, connected, eventually, new_place
+from tests.support.frames import FrameProxy, Passing, frames_to
 from tests.support.server import Server
 from worker.bus.errors import GapError, StreamMissing
 from worker.bus.follow import Batch, FilteredReader, Follower
@@ -21,6 +22,20 @@ async def js(server: Server) -> AsyncIterator[JetStream]:
 
 
 @pytest.fixture
+async def link(server: Server) -> AsyncIterator[FrameProxy]:
+    """Between a reader and the broker; everybody else goes past it."""
+    async with frames_to(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def far(server: Server, link: FrameProxy) -> AsyncIterator[JetStream]:
+    """Reads through the link."""
+    async with connected(server.worker_options(), servers=(link.url,)) as c:
+        yield JetStream(c)
+
+
+@pytest.fixture
 async def place(js: JetStream) -> Place:
     return await new_place(js, allow_atomic=True)
 
@@ -31,10 +46,12 @@ async def _fill(place: Place, count: int, start: int = 0) -> None:
         await place.js.publish_batch([Outgoing(place.subject(n), b"%d" % n) for n in some])
 
 
-async def _read(reader: LogReader | FilteredReader, count: int) -> list[StoredMessage]:
+async def _read(
+    reader: LogReader | FilteredReader, count: int, wait_ms: int = 3_000
+) -> list[StoredMessage]:
     found: list[StoredMessage] = []
     while len(found) < count:
-        batch = await reader.next_batch(300, 3_000)
+        batch = await reader.next_batch(300, wait_ms)
         assert batch, f"nothing came after {len(found)} messages"
         found += batch
     return found
@@ -219,3 +236,87 @@ async def test_following_a_stream_that_vanished_ends(place: Place) -> None:
     with pytest.raises(StreamMissing):
         async with asyncio.timeout(20):
             await anext(follower)
+
+
+def _delivered(place: Place) -> Callable[[Passing], bool]:
+    """The messages that consumers of the place are handed."""
+    head = f"$JS.ACK.{place.stream}.".encode()
+    return lambda passing: passing.down and passing.frame.reply.startswith(head)
+
+
+def _asks(place: Place) -> Callable[[Passing], bool]:
+    """What a reader asks its consumer for."""
+    head = f"$JS.API.CONSUMER.MSG.NEXT.{place.stream}."
+    return lambda passing: not passing.down and passing.about.startswith(head)
+
+
+async def test_a_log_whose_last_messages_were_lost_on_their_way_is_a_gap(
+    place: Place, far: JetStream, link: FrameProxy
+) -> None:
+    await _fill(place, 5)
+    reader = await LogReader.open(far, place.stream, 1)
+    assert len(await _read(reader, 5)) == 5
+    # The consumer takes them for delivered and goes on beating; nothing follows that shows a hole.
+    lost = link.rule("drop", _delivered(place), times=3)
+    await _fill(place, 3, 5)
+    await lost.met.wait()
+    async with asyncio.timeout(30):
+        with pytest.raises(GapError) as caught:
+            await _read(reader, 1, 30_000)
+    assert caught.value.expected == 6
+    await reader.close()
+    again = await LogReader.open(far, place.stream, caught.value.expected)
+    assert [m.seq for m in await _read(again, 3)] == [6, 7, 8]
+    await again.close()
+
+
+_SWALLOWED: dict[str, Callable[[Place], Callable[[Passing], bool]]] = {
+    "messages": _delivered,
+    "pulls": _asks,
+    "subscription": lambda _: lambda passing: passing.frame.verb == b"SUB",
+    "creation": lambda place: (
+        lambda passing: (
+            not passing.down and passing.about.startswith(f"$JS.API.CONSUMER.CREATE.{place.stream}")
+        )
+    ),
+    "answer to creation": lambda place: (
+        lambda passing: (
+            passing.answers and passing.about.startswith(f"$JS.API.CONSUMER.CREATE.{place.stream}")
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _SWALLOWED)
+async def test_following_goes_on_whatever_was_swallowed(
+    place: Place, far: JetStream, link: FrameProxy, what: str
+) -> None:
+    await _fill(place, 3)
+    rule = link.rule("drop", _SWALLOWED[what](place), times=-1)
+    follower = Follower(far, place.stream, place.subject(">")).batches(10)
+    following = asyncio.ensure_future(anext(follower))
+    await rule.met.wait()
+    # What came by at once is gone; from now on everything passes, and nothing new is stored.
+    await asyncio.sleep(0.5)
+    rule.times = 0
+    async with asyncio.timeout(30):
+        batch = await following
+    assert [m.seq for m in batch.messages] == [1, 2, 3]
+    assert batch.caught_up
+    await follower.aclose()  # type: ignore[attr-defined]  # an async generator behind the protocol
+
+
+async def test_following_is_caught_up_although_what_was_counted_went_away(
+    place: Place, far: JetStream, link: FrameProxy
+) -> None:
+    await _fill(place, 1)
+    # Counted as pending when the consumer was made, and removed before it was delivered.
+    held = link.rule("hold", _asks(place), times=-1)
+    follower = Follower(far, place.stream, place.subject(">")).batches(10)
+    following = asyncio.ensure_future(anext(follower))
+    await held.met.wait()
+    await place.js.stream_purge(place.stream)
+    held.release()
+    async with asyncio.timeout(30):
+        assert await following == Batch((), caught_up=True)
+    await follower.aclose()  # type: ignore[attr-defined]  # an async generator behind the protocol

@@ -59,7 +59,7 @@ class FilteredReader(StreamReader):
             StreamMissing: There is no such stream.
             BusError: The broker cannot do it now.
         """
-        reader = cls(js, stream, batch=batch)
+        reader = cls(js, stream, subject, 1 if last_per_subject else start_seq, batch=batch)
         config: dict[str, Any] = {"filter_subject": subject}
         if last_per_subject:
             config["deliver_policy"] = "last_per_subject"
@@ -129,14 +129,18 @@ class Follower:
                 failures += 1
                 continue
             try:
-                if reader.pending == 0:
+                caught_up = reader.pending == 0
+                if caught_up:
                     yield Batch((), caught_up=True)
                 while True:
                     messages = await reader.next_batch(max_n, WAIT_MS)
                     if messages:
                         failures = 0
                         self.next_seq = messages[-1].seq + 1
-                        yield Batch(tuple(messages), caught_up=reader.pending == 0)
+                    elif caught_up or reader.pending:
+                        continue
+                    caught_up = reader.pending == 0
+                    yield Batch(tuple(messages), caught_up)
             except GapError as gap:
                 _log.info("follow_reopened", stream=self._stream, why=gap.message)
             finally:

@@ -20,6 +20,12 @@ from worker.bus.pulling import PullLink
 INACTIVE_MS: Final = 30_000
 """The broker forgets the consumer of a reader that is gone after so long."""
 
+ASK_S: Final = 3.0
+"""After so long in which nothing came the stream's leader is asked whether it holds more."""
+
+ASK_AGAIN_S: Final = 1.0
+"""How long what the leader holds may still be on its way."""
+
 BATCH: Final = 2_048
 MAX_BYTES: Final = 8 * 1024 * 1024
 _Raw = tuple[bytes, bytes, bytes, bytes]
@@ -28,19 +34,34 @@ _Raw = tuple[bytes, bytes, bytes, bytes]
 class StreamReader:
     """Messages of one stream in order, through an ephemeral consumer in the broker's memory.
 
+    The consumer reads one server's copy of the stream. A copy that stands still gives nothing and
+    goes on beating, and a delivery that was lost on its way is missed only when another one comes.
+    So while nothing comes the stream's leader is asked whether it holds more.
+
     Attributes:
-        pending: Messages behind the last one taken, as the broker counted when it sent it.
+        expected: Messages before this sequence were taken.
+        pending: Messages behind the last one taken, as the broker counted when it sent it; 0 once
+            the stream's leader said that there is none.
     """
 
-    def __init__(self, js: JetStream, stream: str, *, batch: int = BATCH) -> None:
+    def __init__(
+        self, js: JetStream, stream: str, subject: str, start_seq: int = 1, *, batch: int = BATCH
+    ) -> None:
         self._js = js
         self._stream = stream
+        self._subject = subject
         self._batch = batch
         self._name = f"read-{secrets.token_hex(8)}"
         self._raw: deque[_Raw] = deque()
         self._link = PullLink(js.connection, stream, self._name, self._on_message)
         self._consumer_seq = 0
         self._made = False
+        self._loop = asyncio.get_running_loop()
+        self._ask_at = self._loop.time() + ASK_S
+        self._asked: asyncio.Task[StoredMessage | None] | None = None
+        self._asked_from = 0
+        self._missed_from = 0
+        self.expected = max(1, start_seq)
         self.pending = 0
 
     async def _start(self, config: Mapping[str, Any]) -> None:
@@ -74,13 +95,13 @@ class StreamReader:
             Denied: The broker's permissions refuse reading.
         """
         link = self._link
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_ms / 1000
+        until = self._loop.time() + wait_ms / 1000
         while not self._raw:
             self._refill()
             self._check()
+            self._ask()
             link.wake.clear()
-            left = until - loop.time()
+            left = until - self._loop.time()
             if left <= 0:
                 return []
             try:
@@ -90,11 +111,14 @@ class StreamReader:
                 continue
         raw = self._raw
         taken = [self._message(raw.popleft()) for _ in range(min(max_n, len(raw)))]
+        self._ask_at = self._loop.time() + ASK_S
         self._refill()
         return taken
 
     async def close(self) -> None:
         """Stop reading and let the broker forget the consumer."""
+        if self._asked is not None:
+            self._asked.cancel()
         await self._link.close()
         self._raw.clear()
         if self._made:
@@ -128,8 +152,46 @@ class StreamReader:
         if link.overdue:
             raise self._gap("the broker forgot the reader")
 
+    def _ask(self) -> None:
+        """Ask whether there is more, or take the answer; called when nothing is left to take.
+
+        Raises:
+            GapError: There is, was a second before, too, and none of it came.
+        """
+        if self._asked is None:
+            if self._loop.time() >= self._ask_at:
+                self._asked_from = self.expected
+                asking = self._js.next_message(self._stream, self.expected, self._subject)
+                self._asked = asyncio.create_task(asking, name=f"ask-{self._stream}")
+                self._asked.add_done_callback(self._on_asked)
+            return
+        if not self._asked.done():
+            return
+        asked, self._asked = self._asked, None
+        self._ask_at = self._loop.time() + ASK_S
+        if self._asked_from != self.expected:
+            return
+        try:
+            found = asked.result()
+        except BusError:
+            # A leader that does not answer is asked again.
+            return
+        if found is None:
+            self.pending = 0
+        elif self._missed_from != self.expected:
+            self._missed_from = self.expected
+            self._ask_at = self._loop.time() + ASK_AGAIN_S
+        else:
+            raise self._gap(f"{found.seq} is stored and does not come", found.seq)
+
+    def _on_asked(self, asked: asyncio.Task[StoredMessage | None]) -> None:
+        self._link.wake.set()
+        if not asked.cancelled():
+            # Who reads may be gone before it is looked at.
+            asked.exception()
+
     def _gap(self, why: str, found: int = 0) -> GapError:
-        return GapError(f"{self._stream}: {why}", expected=self._consumer_seq + 1, found=found)
+        return GapError(f"{self._stream}: {why}", expected=self.expected, found=found)
 
     def _on_message(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
         self._raw.append((subject, reply, header, data))
@@ -142,6 +204,7 @@ class StreamReader:
             parts = parts[2:]
         seq = int(parts[5])
         self._expect(seq, int(parts[6]))
+        self.expected = seq + 1
         self.pending = int(parts[8])
         return StoredMessage(
             to_text(subject),
@@ -154,20 +217,12 @@ class StreamReader:
 
     def _expect(self, seq: int, consumer_seq: int) -> None:
         if consumer_seq != self._consumer_seq + 1:
-            raise self._gap("a delivery is missing", consumer_seq)
+            raise self._gap("a delivery is missing")
         self._consumer_seq = consumer_seq
 
 
 class LogReader(StreamReader):
-    """The whole of a log from one sequence on; every sequence is exactly the next.
-
-    Attributes:
-        expected: The sequence that comes next.
-    """
-
-    def __init__(self, js: JetStream, stream: str, start_seq: int, *, batch: int = BATCH) -> None:
-        super().__init__(js, stream, batch=batch)
-        self.expected = start_seq
+    """The whole of a log from one sequence on; every sequence is exactly the next."""
 
     @classmethod
     async def open(cls, js: JetStream, stream: str, start_seq: int, *, batch: int = BATCH) -> Self:
@@ -177,14 +232,10 @@ class LogReader(StreamReader):
             StreamMissing: There is no such stream.
             BusError: The broker cannot do it now.
         """
-        reader = cls(js, stream, start_seq, batch=batch)
+        reader = cls(js, stream, ">", start_seq, batch=batch)
         await reader._start({"deliver_policy": "by_start_sequence", "opt_start_seq": start_seq})
         return reader
-
-    def _gap(self, why: str, found: int = 0) -> GapError:
-        return GapError(f"{self._stream}: {why}", expected=self.expected, found=found)
 
     def _expect(self, seq: int, consumer_seq: int) -> None:
         if seq != self.expected:
             raise self._gap(f"{seq} came instead of {self.expected}", seq)
-        self.expected = seq + 1

@@ -352,7 +352,9 @@ class Runner:
     async def _wait_for_broker(self, error: BusError, failures: int) -> int:
         if isinstance(error, StreamMissing):
             self.halt(error.reason, f"the log {self._stream} is gone")
-        elif failures == 0 and not isinstance(error, GapError):
+        elif failures == 0 and isinstance(error, GapError):
+            _log.info("log_reopened", why=error.message)
+        elif failures == 0:
             _log.warning("log_not_readable", reason=error.reason, error=error.message)
         await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
         return failures + 1
