@@ -32,6 +32,7 @@ _POLICY: Final = "view.adm.policy"
 _CAP: Final = "view.cap.cap"
 _SUSPECT: Final = "`suspect_since_ms`"
 _SENT: Final = "view.sys.sent"
+_PRUNED: Final = "how many `turns`, `lines`, `connectors`, `permits` and `command_ids` went"
 _NOBODY: Final = Outcome("nobody-listens", "No plane of this worker looks at processes.")
 
 RESULTS: Final[Mapping[tuple[str, str], tuple[Outcome, ...]]] = MappingProxyType(
@@ -145,7 +146,12 @@ RESULTS: Final[Mapping[tuple[str, str], tuple[Outcome, ...]]] = MappingProxyType
             Outcome("already_active", "In force already.", "`version`"),
         ),
         ("sys", "prune"): (
-            Outcome("pruned", "What was older is gone.", "`command_ids` forgotten"),
+            Outcome("pruned", "What was older is gone.", _PRUNED),
+            Outcome(
+                "pruned_in_part",
+                "As much as one command looks at; the next one goes on `after` it.",
+                f"{_PRUNED}; `next`, where to go on",
+            ),
         ),
         ("sys", "clock"): (
             Outcome("set_back", "Log time is the broker's again.", "`back_ms`, by how much"),

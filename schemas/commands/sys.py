@@ -40,12 +40,15 @@ class Prune(Body):
     Attributes:
         before_at_ms: Rows settled before this instant go; seconds and ids that must never be
             reused stay.
+        after: Where to go on: ``next`` of the result before. One command removes a part.
     """
 
     PLANE = "sys"
     VERB = "prune"
+    SINCE = {"after": 3}  # noqa: RUF012 - frozen with its class
 
     before_at_ms: Instant
+    after: Annotated[str, Field(max_length=256)] | None = None
 
 
 class Rebase(Body):
@@ -221,9 +224,11 @@ class PruneQuery(Query):
 
     Attributes:
         before_at_ms: Rows settled before this instant go.
+        after: Where to go on: ``result_data.next`` of the answer before, until there is none.
     """
 
     before_at_ms: Instant
+    after: Annotated[str, Field(max_length=256)] | None = None
 
 
 class RulesetQuery(Query):

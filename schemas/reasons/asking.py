@@ -267,7 +267,7 @@ ANSWERING: Final = Group(
         ),
         _bad(
             "bad-cursor",
-            "`cursor` is not one that a list has answered.",
+            "`cursor` (of a prune `after`) is not one that was answered.",
             "Give `next_cursor` of the page before, or none.",
             Retry.AGAIN,
         ),

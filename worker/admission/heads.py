@@ -16,13 +16,20 @@ it, at most once per blockage, and offers again when the blockage ends. A decisi
 and writes a number of nodes that does not depend on the length of the queue.
 """
 
+import re
 import sqlite3
 from typing import Final, NamedTuple
+
+from schemas.codes import BadInput
+from worker.ledger.plane import Swept
 
 TIER: Final = 1
 MODEL: Final = 2
 OWNER: Final = 3
 LINE: Final = 4
+
+LAST_NODE: Final = 2**63 - 1
+_NODE: Final = re.compile(r"[0-9]{1,18}")
 
 PUSH: Final = "*"
 """Key of the tiers of push turns; no principal is called that."""
@@ -125,6 +132,12 @@ DELETE FROM adm_heads WHERE node = ?1 AND level = 3
 AND NOT EXISTS (SELECT 1 FROM adm_heads c WHERE c.parent = ?1)
 """
 _OPEN: Final = "SELECT node FROM adm_heads WHERE level = ?1 AND (parked = 0 OR ?1 = ?2)"
+# A node is made after its parent, so its number is higher.
+_NODES_BELOW: Final = "SELECT node FROM adm_heads WHERE node < ? ORDER BY node DESC LIMIT ?"
+_EMPTY_NODE: Final = """
+DELETE FROM adm_heads WHERE node = ?1 AND CASE level WHEN 4 THEN head_id IS NULL ELSE NOT EXISTS
+(SELECT 1 FROM adm_heads c WHERE c.parent = ?1) END
+"""
 _EMPTY_LINES: Final = "DELETE FROM adm_heads WHERE level = 4 AND head_id IS NULL"
 _EMPTY: Final = """
 DELETE FROM adm_heads WHERE level = ? AND NOT EXISTS
@@ -285,6 +298,19 @@ def sweep(db: sqlite3.Connection) -> None:
     db.execute(_EMPTY_LINES)
     for level in (OWNER, MODEL, TIER):
         db.execute(_EMPTY, (level,))
+
+
+def sweep_some(db: sqlite3.Connection, after: str, room: int) -> Swept:
+    """As ``sweep``, for so many nodes below a node (the newest first), children before parents.
+
+    Raises:
+        BadInput: ``after`` is no node.
+    """
+    if after and not _NODE.fullmatch(after):
+        raise BadInput("after", "bad-cursor", "after is not one that a prune has answered")
+    nodes = db.execute(_NODES_BELOW, (int(after or LAST_NODE), room)).fetchall()
+    removed = sum(db.execute(_EMPTY_NODE, one).rowcount for one in nodes)
+    return Swept(removed, len(nodes), str(nodes[-1][0]) if len(nodes) == room else None)
 
 
 def _lift(db: sqlite3.Connection, node: int) -> None:

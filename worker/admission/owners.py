@@ -9,6 +9,7 @@ from typing import Final
 
 from worker.admission import heads
 from worker.ledger import rulesets
+from worker.ledger.plane import Swept
 from worker.ledger.tx import Tx
 
 _MEET: Final = "INSERT INTO adm_owners (principal, uid, seen_at_ms) VALUES (?, ?, ?)"
@@ -50,6 +51,11 @@ AND NOT EXISTS (SELECT 1 FROM adm_heads h
     WHERE h.level = 3 AND h.key = adm_owners.principal || '.' || adm_owners.uid)
 """
 _PRUNE: Final = f"DELETE FROM adm_owners WHERE seen_at_ms < ? AND {_OWNS_NOTHING}"  # noqa: S608 - above
+_PRUNE_ONE: Final = f"{_PRUNE} AND principal = ? AND uid = ?"
+_NEXT: Final = (
+    "SELECT principal, uid FROM adm_owners WHERE (principal, uid) > (?, ?) "
+    "ORDER BY principal, uid LIMIT ?"
+)
 _FORGET: Final = f"""
 DELETE FROM adm_owners WHERE (principal, uid) IN (
     SELECT principal, uid FROM adm_owners INDEXED BY adm_owners_gone
@@ -127,3 +133,11 @@ def silent_and_queued(db: sqlite3.Connection) -> list[str]:
 def prune(db: sqlite3.Connection, before_ms: int) -> None:
     """Forget owners that were last heard before an instant and own nothing."""
     db.execute(_PRUNE, (before_ms,))
+
+
+def sweep_some(db: sqlite3.Connection, before_ms: int, after: str, room: int) -> Swept:
+    """As ``prune``, for so many owners after one (``<principal>.<uid>``) in the order of keys."""
+    principal, _, uid = after.partition(".")
+    looked = db.execute(_NEXT, (principal, uid, room)).fetchall()
+    removed = sum(db.execute(_PRUNE_ONE, (before_ms, *owner)).rowcount for owner in looked)
+    return Swept(removed, len(looked), ".".join(looked[-1]) if len(looked) == room else None)

@@ -7,11 +7,14 @@ equal to now is over, and so is a cooldown.
 """
 
 import sqlite3
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from schemas.admission import BEFORE_INTENT, CANCELLED, QUEUED
 from worker.admission import heads, limits, owners, turns
 from worker.admission.turns import Turn
+from worker.ledger.plane import Sweep, Swept
 from worker.ledger.tx import Tx
 
 AT_ONCE: Final = 256
@@ -54,6 +57,12 @@ SELECT EXISTS (SELECT 1 FROM adm_heads INDEXED BY adm_heads_tier
     WHERE parent = 0 AND key = ? AND head_id IS NOT NULL)
 """
 _USE_UP: Final = "INSERT INTO adm_used SELECT request_id FROM adm_requests WHERE settled_at_ms < ?"
+_SETTLED: Final = (
+    "SELECT request_id FROM adm_requests WHERE settled_at_ms < ? "
+    "ORDER BY settled_at_ms, request_id LIMIT ?"
+)
+_USE_UP_ONE: Final = "INSERT INTO adm_used VALUES (?)"
+_PRUNE_ONE: Final = "DELETE FROM adm_requests WHERE request_id = ?"
 _PRUNE: Final = "DELETE FROM adm_requests WHERE settled_at_ms < ?"
 
 
@@ -106,12 +115,33 @@ def due_at(db: sqlite3.Connection) -> int | None:
 def prune(tx: Tx, before_at_ms: int) -> None:
     """Forget turns that settled before an instant, and everything only they needed.
 
-    Their ids stay, for a request id is never used twice; so does the journal.
+    Their ids stay, for a request id is never used twice; so does the journal. Before ruleset 3.
     """
     tx.db.execute(_USE_UP, (before_at_ms,))
     tx.db.execute(_PRUNE, (before_at_ms,))
     heads.sweep(tx.db)
     owners.prune(tx.db, before_at_ms)
+
+
+def _sweep_turns(tx: Tx, before_at_ms: int, _: str, room: int) -> Swept:
+    settled = tx.db.execute(_SETTLED, (before_at_ms, room)).fetchall()
+    tx.db.executemany(_USE_UP_ONE, settled)
+    tx.db.executemany(_PRUNE_ONE, settled)
+    return Swept(len(settled), len(settled), "" if len(settled) == room else None)
+
+
+def _sweep_lines(tx: Tx, _: int, after: str, room: int) -> Swept:
+    return heads.sweep_some(tx.db, after, room)
+
+
+def _sweep_connectors(tx: Tx, before_at_ms: int, after: str, room: int) -> Swept:
+    return owners.sweep_some(tx.db, before_at_ms, after, room)
+
+
+SWEEPS: Final[Mapping[str, Sweep]] = MappingProxyType(
+    {"turns": _sweep_turns, "lines": _sweep_lines, "connectors": _sweep_connectors}
+)
+"""As ``prune``, a part at a time."""
 
 
 def _end_starts(tx: Tx) -> None:

@@ -74,6 +74,7 @@ PLANE: Final = Plane(
         {"liveness": _in_time(recovery.liveness), "evidence": _in_time(recovery.evidence)}
     ),
     prune=passing.prune,
+    sweeps=passing.SWEEPS,
     rewind=rewinding.rewind,
     queries=MappingProxyType(
         {

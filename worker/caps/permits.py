@@ -5,6 +5,7 @@ from typing import Final
 
 from schemas.commands.cap import MAX_PERMIT_MS
 from worker.caps.records import Corrupt
+from worker.ledger.plane import Swept
 
 _GIVE = """
 INSERT INTO permits VALUES (?, ?)
@@ -12,6 +13,8 @@ ON CONFLICT (user) DO UPDATE SET ends_at_ms = max(ends_at_ms, excluded.ends_at_m
 """
 _LATEST = "SELECT ends_at_ms FROM permits WHERE user = ?"
 _PRUNE = "DELETE FROM permits WHERE ends_at_ms < ?"
+_PRUNE_ONE = f"{_PRUNE} AND user = ?"
+_NEXT = "SELECT user FROM permits WHERE user > ? ORDER BY user LIMIT ?"
 _NEVER: Final = 0
 
 
@@ -50,3 +53,10 @@ def quiet_after(db: sqlite3.Connection, user: str, now_ms: int) -> int:
 def prune(db: sqlite3.Connection, before_ms: int) -> None:
     """Forget permits that ended before an instant."""
     db.execute(_PRUNE, (before_ms,))
+
+
+def sweep_some(db: sqlite3.Connection, before_ms: int, after: str, room: int) -> Swept:
+    """As ``prune``, for so many persons after one."""
+    looked = db.execute(_NEXT, (after, room)).fetchall()
+    removed = sum(db.execute(_PRUNE_ONE, (before_ms, *one)).rowcount for one in looked)
+    return Swept(removed, len(looked), looked[-1][0] if len(looked) == room else None)

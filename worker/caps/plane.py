@@ -6,7 +6,7 @@ from typing import Final
 
 from schemas.commands.cap import MAX_PERMIT_MS
 from worker.caps import legacy, permits, queries, transitions, windows
-from worker.ledger.plane import Plane
+from worker.ledger.plane import Plane, Swept
 from worker.ledger.tx import Tx
 
 TABLES: Final = (
@@ -25,6 +25,10 @@ def prune(tx: Tx, before_ms: int) -> None:
     Reservations stay whatever their state: no state frees a key or a second.
     """
     permits.prune(tx.db, before_ms)
+
+
+def _sweep_permits(tx: Tx, before_ms: int, after: str, room: int) -> Swept:
+    return permits.sweep_some(tx.db, before_ms, after, room)
 
 
 def rewind(tx: Tx) -> None:
@@ -62,6 +66,7 @@ PLANE: Final = Plane(
     tick=windows.tick,
     due_at=windows.due_at,
     prune=prune,
+    sweeps=MappingProxyType({"permits": _sweep_permits}),
     rewind=rewind,
     queries=MappingProxyType({"show": queries.show, "list": queries.listing}),
 )

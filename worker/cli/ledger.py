@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -188,14 +189,16 @@ def prune(
 ) -> None:
     """Remove settled rows and old command ids.
 
-    It is a command in the log, so every replica does the same. Ids, keys and seconds that must
-    never be used again stay.
+    It is done by commands in the log, so every replica does the same, and each takes a part, so
+    nothing else waits long. Ids, keys and seconds that must never be used again stay.
+    Interrupted, it has removed what it said; give the command again.
     """
     session = _session(config, nats, space, as_, as_json)
     before_at_ms = time.time_ns() // 1_000_000 - common.duration(
         "--older-than", older_than, least_ms=0
     )
-    _operate("prune", {"before_at_ms": max(0, before_at_ms)}, session)
+    found = ending.run_async(_prune(session, {"before_at_ms": max(0, before_at_ms)}))
+    _show(found, session)
 
 
 @app.command()
@@ -333,7 +336,10 @@ def _session(
 
 
 def _operate(name: str, body: Mapping[str, Any], session: sessions.Session) -> None:
-    found = _asked(session, name, body)
+    _show(_asked(session, name, body), session)
+
+
+def _show(found: JsonObject, session: sessions.Session) -> None:
     shown = {**found, **found.get("result_data", {})}
     shown.pop("result_data", None)
     rows = [
@@ -345,6 +351,23 @@ def _operate(name: str, body: Mapping[str, Any], session: sessions.Session) -> N
 
 def _asked(session: sessions.Session, name: str, body: Mapping[str, Any]) -> JsonObject:
     return ending.run_async(_ask(session, name, body))
+
+
+async def _prune(session: sessions.Session, body: Mapping[str, Any]) -> JsonObject:
+    """Prune part by part until nothing is left, or one could not be folded in time."""
+    removed: Counter[str] = Counter()
+    async with session.client() as client:
+        after: Mapping[str, Any] = {}
+        while True:
+            answer = await client.query("sys", "prune", {**body, **after}, timeout_ms=LONG_MS)
+            said = answer.data.get("result_data") or {}
+            removed.update({kind: said[kind] for kind in said if kind != "next"})
+            if "next" not in said:
+                break
+            after = {"after": said["next"]}
+            common.say(f"{removed.total()} rows removed")
+    found = {"outcome": answer.outcome, **answer.data}
+    return {**found, "result_data": dict(removed)} if said else found
 
 
 async def _ask(session: sessions.Session, name: str, body: Mapping[str, Any]) -> JsonObject:

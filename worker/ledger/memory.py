@@ -8,6 +8,7 @@ kept in the order of their commands, so forgetting takes the oldest ones and cos
 import hashlib
 import sqlite3
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import rfc8785
@@ -26,6 +27,7 @@ FORGOTTEN_PER_COMMAND: Final = 2
 _FIND = "SELECT ordinal, at_ms, digest, verdict FROM commands WHERE key = ?"
 _INSERT = "INSERT INTO commands VALUES (?, ?, ?, ?, ?)"
 _OLDEST = "SELECT ordinal, at_ms FROM commands ORDER BY ordinal LIMIT 1"
+_OLDEST_ROWS = "SELECT ordinal, at_ms FROM commands ORDER BY ordinal LIMIT ?"
 _FORGET = "DELETE FROM commands WHERE ordinal = ?"
 _FORGET_BEFORE = "DELETE FROM commands WHERE ordinal < ? AND at_ms < ?"
 _NEVER: Final = 2**63
@@ -154,6 +156,18 @@ class Memory:
         count = self._db.execute(_FORGET_BEFORE, (ordinal, before_ms)).rowcount
         self.reload()
         return count
+
+    def forget_some(self, before_ms: int, limit: int) -> int:
+        """Drop so many of the oldest rows at most, if older than an instant; returns how many.
+
+        The command that is being folded is not among them.
+        """
+        self.flush()
+        oldest = self._db.execute(_OLDEST_ROWS, (limit,)).fetchall()
+        old = [(ordinal,) for ordinal, _ in takewhile(lambda row: row[1] < before_ms, oldest)]
+        self._db.executemany(_FORGET, old)
+        self.reload()
+        return len(old)
 
     def flush(self) -> None:
         """Write the waiting rows into the open transaction."""

@@ -120,7 +120,7 @@ class Operations:
 
     async def _prune(self, raw: bytes) -> Verdict:
         query = PruneQuery.from_bytes(raw)
-        return await self._command(Prune(v=1, before_at_ms=query.before_at_ms))
+        return await self._command(Prune.from_object(query.to_object()))
 
     async def _ruleset(self, raw: bytes) -> Verdict:
         query = RulesetQuery.from_bytes(raw)

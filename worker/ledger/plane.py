@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from schemas.names import Names
 from schemas.results import Verdict
@@ -20,6 +20,27 @@ Handler = Callable[[Tx, tuple[str, ...], Any], Verdict]
 It may raise ``BadInput`` for a key outside its grammar: then nothing it wrote stays. A ``Refusal``
 that it *returns* keeps what it wrote (a reservation found expired, say). Anything else it raises
 rolls the whole batch back and stops the fold.
+"""
+
+
+class Swept(NamedTuple):
+    """What one sweep did.
+
+    Attributes:
+        removed: Rows that are gone.
+        looked: Rows that it looked at.
+        after: Where the next sweep goes on; ``None`` if there is nothing more to look at.
+    """
+
+    removed: int
+    looked: int
+    after: str | None
+
+
+Sweep = Callable[[Tx, int, str, int], Swept]
+"""Removes one kind of rows: (transaction, settled before, where to go on, how many to look at).
+
+It begins at ``""`` and looks at no more rows than that, so its cost is bounded whatever there is.
 """
 
 
@@ -79,7 +100,9 @@ class Plane:
             something, in O(log n); ``None`` if nothing waits for time.
         after: Run after each command of this plane and after each of ``sys``.
         on_sys: ``liveness`` and ``evidence`` to the transition that hears them.
-        prune: Removes what settled before an instant; what must never be reused stays.
+        prune: Removes at once what settled before an instant, before ruleset 3; what must never be
+            reused stays.
+        sweeps: From ruleset 3 on, the same by kinds of rows, a part at a time, in this order.
         rewind: Run where log time was set back: what had happened by then has happened by now.
         judged_anew: Verbs that are never answered from the memory of command ids: a repeat is
             judged at its own sequence. Another body under the same id stays a conflict.
@@ -95,6 +118,7 @@ class Plane:
     after: Callable[[Tx], None] | None = None
     on_sys: Mapping[str, Handler] = field(default_factory=lambda: MappingProxyType({}))
     prune: Callable[[Tx, int], None] | None = None
+    sweeps: Mapping[str, Sweep] = field(default_factory=lambda: MappingProxyType({}))
     rewind: Callable[[Tx], None] | None = None
     judged_anew: frozenset[str] = frozenset({"authorize"})
     queries: Mapping[str, Query] = field(default_factory=lambda: MappingProxyType({}))

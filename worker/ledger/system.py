@@ -11,12 +11,15 @@ from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Command
 from worker.ledger import rulesets
 from worker.ledger.memory import Memory
-from worker.ledger.plane import Plane
+from worker.ledger.plane import Plane, Sweep, Swept
 from worker.ledger.tx import Tx
 
 if TYPE_CHECKING:
     from worker.ledger.fold import State
 
+
+PRUNED_AT_ONCE: Final = 500
+"""Rows that one ``sys.prune`` looks at, of all kinds together."""
 
 SINCE: Final[Mapping[tuple[str, str], int]] = MappingProxyType({("sys", "clock"): rulesets.MENDED})
 """Verbs that are unknown before a ruleset; all others are as old as the first."""
@@ -109,11 +112,37 @@ class System:
             return Refusal(
                 Code.BAD_REQUEST, "in-the-future", "before_at_ms lies in the future of the log"
             )
+        if tx.ruleset >= rulesets.MENDED:
+            return self._sweep(tx, body, memory)
         for plane in self._planes:
             if plane.prune is not None:
                 plane.prune(tx, body.before_at_ms)
         forgotten = memory.forget_before(body.before_at_ms, state.ordinal + 1)
         return Accepted("pruned", {"command_ids": forgotten})
+
+    def _sweep(self, tx: Tx, body: verbs.Prune, memory: Memory) -> Verdict:
+        """Prune a part: whatever waits behind it, a Stop too, waits no longer than for that."""
+
+        def command_ids(_: Tx, before_ms: int, __: str, room: int) -> Swept:
+            removed = memory.forget_some(before_ms, room)
+            return Swept(removed, removed, "" if removed == room else None)
+
+        sweeps: dict[str, Sweep] = {}
+        for plane in self._planes:
+            sweeps |= plane.sweeps
+        sweeps["command_ids"] = command_ids
+        kinds = list(sweeps)
+        first, _, after = (body.after or f"{kinds[0]}:").partition(":")
+        if first not in sweeps:
+            raise BadInput("after", "bad-cursor", "after is not one that a prune has answered")
+        room, data = PRUNED_AT_ONCE, dict.fromkeys(kinds, 0)
+        for kind in kinds[kinds.index(first) :]:
+            swept = sweeps[kind](tx, body.before_at_ms, after, room) if room else Swept(0, 0, "")
+            data[kind] = swept.removed
+            if swept.after is not None:
+                return Accepted("pruned_in_part", {**data, "next": f"{kind}:{swept.after}"})
+            room, after = room - swept.looked, ""
+        return Accepted("pruned", data)
 
 
 def _rebase(tx: Tx, state: "State", body: verbs.Rebase) -> Verdict | Stop:

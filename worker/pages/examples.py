@@ -464,8 +464,15 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "view.sys.sent": {
             "id": "1-1043",
             "command_id": "7b1f0c9e4d2a4f6b",
-            "result": "pruned",
-            "result_data": {"command_ids": 12},
+            "result": "pruned_in_part",
+            "result_data": {
+                "turns": 500,
+                "lines": 0,
+                "connectors": 0,
+                "permits": 0,
+                "command_ids": 0,
+                "next": "turns:",
+            },
         },
         "view.sys.rebase": {"replica": _UID, "epoch": 2, "base": 1042},
         "fact.sys.ruleset": {**_V, "at_ms": _AT, "version": 2},

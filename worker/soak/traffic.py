@@ -170,11 +170,13 @@ class Traffic:
     async def _prune(self) -> None:
         while True:
             await asyncio.sleep(PRUNE_S)
+            body: dict[str, Any] | None = {"before_at_ms": _in(-KEEP_MS)}
             try:
-                with self.tally.timed("sys.prune"):
-                    await self._operator.query(
-                        "sys", "prune", {"before_at_ms": _in(-KEEP_MS)}, timeout_ms=30_000
-                    )
+                while body is not None:
+                    with self.tally.timed("sys.prune"):
+                        answer = await self._operator.query("sys", "prune", body, timeout_ms=30_000)
+                    after = (answer.data.get("result_data") or {}).get("next")
+                    body = None if after is None else {**body, "after": after}
             except TidegateError as error:
                 self.tally.fault(f"pruning: {type(error).__name__}: {error.message}")
 
