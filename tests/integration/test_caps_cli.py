@@ -89,7 +89,7 @@ def test_a_cap_lives_and_is_stopped(shell: Shell) -> None:
     refused = shell.json("authorize", "ann", "--amount", "1", "-x", second, code=3)
     assert refused["error"]["reason"] == "stopped"
     assert shell.json("revoke", "ann", "-x", second)["outcome"] == "nothing-to-revoke"
-    assert shell.json("bump", "ann")["data"] == {"generation": 2}
+    assert shell.json("bump", "ann")["data"] == {"generation": 2, "known": True}
     assert shell.json("minting", "off")["outcome"] == "minting_paused"
 
 
