@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -89,3 +91,22 @@ async def test_a_copy_without_room_says_so_and_leaves_nothing(tmp_path: Path) ->
     await database.copy_into(tmp_path / "copy.db")
     assert digest_at(tmp_path / "copy.db").watermark == ROWS
     await database.close()
+
+
+async def test_no_batch_waits_for_the_threads_that_all_share(tmp_path: Path) -> None:
+    database = await a_ledger(tmp_path / "ledger.db")
+    loop = asyncio.get_running_loop()
+    let_go = threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, let_go.wait)
+    copy = asyncio.create_task(database.copy_into(tmp_path / "copy.db"))
+    try:
+        async with asyncio.timeout(10):
+            await copy
+            batch_after = partial(database.fold.apply_batch, batch(ROWS + 1, 1))
+            assert (await database.run(batch_after)).watermark == ROWS + 1
+    finally:
+        let_go.set()
+        await busy
+    await database.close()
+    assert digest_at(tmp_path / "copy.db").watermark == ROWS

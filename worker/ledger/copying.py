@@ -10,6 +10,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +56,11 @@ class Copying:
         Raises:
             StorageFull: There is no room for it; what there was of it is removed.
         """
-        working = asyncio.create_task(asyncio.to_thread(self._work), name="copy-ledger")
+        # A thread of its own, for it must be there at once: the fold stands still for each slice,
+        # and the threads that all share may be busy for as long as other copies are digested.
+        thread = ThreadPoolExecutor(1, "copy-ledger")
+        working = asyncio.get_running_loop().run_in_executor(thread, self._work)
+        thread.shutdown(wait=False)
         try:
             # Whoever comes meanwhile stands before the next slice.
             while not await run(self._slice):
