@@ -4,11 +4,12 @@ Validation errors of the library are translated by their stable type, never by t
 a refusal reads the same (and hashes the same in the ledger's chain) under every version of it.
 """
 
+import functools
 from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from schemas import envelope, strict_json
@@ -22,7 +23,13 @@ Version = Annotated[int, Field(ge=VERSION, le=VERSION)]
 
 
 class Closed(BaseModel):
-    """A closed, frozen JSON object; unknown fields are refused and nothing is coerced."""
+    """A closed, frozen JSON object; unknown fields are refused and nothing is coerced.
+
+    Attributes:
+        SINCE: Fields that came with a later ruleset than the first, and which.
+    """
+
+    SINCE: ClassVar[Mapping[str, int]] = {}
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -108,12 +115,10 @@ class Body(Message):
     Attributes:
         PLANE: Plane whose verb this is the body of.
         VERB: The verb.
-        SINCE: Fields that came with a later ruleset than the first, and which.
     """
 
     PLANE: ClassVar[str]
     VERB: ClassVar[str]
-    SINCE: ClassVar[Mapping[str, int]] = {}
 
     @classmethod
     def under(cls, ruleset: int, raw: bytes) -> Self:
@@ -123,11 +128,30 @@ class Body(Message):
             BadInput: As ``from_bytes``.
         """
         value = strict_json.loads(raw, max_bytes=MAX_BODY_BYTES)
-        later = [name for name in value if cls.SINCE.get(name, 0) > ruleset]
-        body = cls.from_object({name: value[name] for name in value if name not in later})
-        if later:
-            raise unknown_field(later[0])
-        return body
+        if any(since > ruleset for since in cls.SINCE.values()):
+            # Whoever folded it before the fields existed refused it in these words, in this order.
+            _as_of(cls, ruleset).from_object(value)
+        return cls.from_object(value)
+
+
+@functools.cache
+def _as_of(model: type[Closed], ruleset: int) -> type[Closed]:
+    """A message as it was under an earlier ruleset, without the fields that came later."""
+    fields: dict[str, Any] = {
+        name: (_types_as_of(field.annotation, ruleset), field)
+        for name, field in model.model_fields.items()
+        if model.SINCE.get(name, 0) <= ruleset
+    }
+    base = Message if issubclass(model, Message) else Closed
+    return create_model(model.__name__, __base__=base, **fields)
+
+
+def _types_as_of(annotation: Any, ruleset: int) -> Any:
+    if get_origin(annotation) in (Union, UnionType):
+        return Union[tuple(_types_as_of(part, ruleset) for part in get_args(annotation))]  # noqa: UP007 - made of parts
+    if isinstance(annotation, type) and issubclass(annotation, Closed) and annotation.SINCE:
+        return _as_of(annotation, ruleset)
+    return annotation
 
 
 _WRONG_TYPE = {
@@ -153,11 +177,6 @@ _BOUNDS = {
 }
 
 
-def unknown_field(path: str) -> BadInput:
-    """The refusal of a field that a message does not have."""
-    return BadInput(path, "unknown-field", f"field {path} is not known here")
-
-
 def _refusal(model: type[Closed], error: ErrorDetails) -> BadInput:
     field = _path(error["loc"])
     kind = error["type"]
@@ -165,7 +184,7 @@ def _refusal(model: type[Closed], error: ErrorDetails) -> BadInput:
     if kind == "missing":
         return BadInput(field, "missing-field", f"field {field} is required")
     if kind == "extra_forbidden":
-        return unknown_field(field)
+        return BadInput(field, "unknown-field", f"field {field} is not known here")
     if kind in _WRONG_TYPE:
         return BadInput(field, "wrong-type", f"field {field} {_WRONG_TYPE[kind]}")
     if kind in _BOUNDS:

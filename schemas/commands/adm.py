@@ -298,6 +298,8 @@ class PolicyAssertion(Closed):
         max_priority: As in ``PolicyValues``.
     """
 
+    SINCE = {"max_retry_after_ms": MENDED, "max_priority": MENDED}  # noqa: RUF012 - frozen with its class
+
     epoch: Count | None = None
     max_active_turns: Limit | None = None
     max_concurrent_starts: Limit | None = None

@@ -12,6 +12,7 @@ from worker.ledger.rulesets import FIRST
 DAY_MS = 86_400_000
 YEAR_MS = 365 * DAY_MS
 SECONDS_SINCE_1970 = 1_700_000_000
+RESTS: Json = {"provider": "acme", "model": "m1", "not_before_ms": 1}
 
 
 @pytest.fixture
@@ -136,3 +137,25 @@ def test_bounds_that_are_none_are_refused(adm: Admission, bounds: object) -> Non
     assert code_of(result) == "bad-request"
     assert result["error"]["field"].startswith("max_priority")
     assert adm.policy()["epoch"] == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "field"),
+    [
+        ("policy", {"assert": {"max_priority": "x"}}, "assert.max_priority"),
+        ("policy", {"epoch": 1, "assert": {"max_retry_after_ms": 5}}, "assert.max_retry_after_ms"),
+        ("policy", {"epoch": 1, "resume": "x"}, "resume"),
+        ("policy", {"epoch": 1, "max_retry_after_ms": 5, "other": 1}, "max_retry_after_ms"),
+        ("policy", {"epoch": 1, "other": 1, "max_retry_after_ms": 5}, "other"),
+        ("cooldown", {**RESTS, "replace": True, "other": 1}, "replace"),
+    ],
+)
+def test_an_earlier_ruleset_refuses_a_later_field_before_and_after_whatever_it_always_did(
+    tmp_path: Path, verb: str, body: Json, field: str
+) -> None:
+    # Another word, from a worker that is newer than its neighbour, would be a divergence.
+    adm = Admission(tmp_path, ruleset=FIRST)
+    error = adm.send(verb, by=OPERATOR, **body)["error"]
+    assert (error["reason"], error["field"]) == ("unknown-field", field)
+    assert error["message"] == f"field {field} is not known here"
+    adm.close()
