@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.ledgers import HOLDS
-from tests.support.adm import T0, Admission
+from tests.support.adm import OPERATOR, T0, Admission, Json, fold_again
 from worker.caps.plane import PLANE as CAPS
 from worker.ledger.testing import FoldDriver
 
@@ -71,6 +71,37 @@ def test_turns_queued_in_the_wrong_time_keep_their_turn(tmp_path: Path) -> None:
     adm.step("abandon", "holds", outcome="cancelled")
     assert adm.state("wrong") == "admitted", "it came before"
     assert adm.state("later") == "queued"
+    adm.close()
+
+
+@pytest.mark.parametrize("enqueued_at_ms", [T0, AHEAD])
+def test_a_turn_that_is_queued_again_after_the_wrong_time_waits_no_longer_than_any(
+    tmp_path: Path, enqueued_at_ms: int
+) -> None:
+    adm = Admission(tmp_path, max_active_turns=1, queue_timeout_ms=60_000, start_timeout_ms=5_000)
+    if enqueued_at_ms == T0:
+        # It began before, and an operator gave it back in the wrong time.
+        adm.bring_to("active", "wrong")
+        adm.tick(AHEAD)
+        adm.evidence("wrong", child="alive", group="alive")
+        word: Json = {"resolution": "confirmed_not_dispatched", "evidence": "looked"}
+        assert adm.send("resolve", "wrong", by=OPERATOR, **word)["outcome"] == "requeued"
+    else:
+        adm.enqueue("wrong", at=AHEAD)
+        assert adm.state("wrong") == "admitted"
+    now = T0 + 10_000
+    clock(adm.driver, now)
+    adm.now_ms = now
+    if enqueued_at_ms == AHEAD:
+        adm.step("start", "wrong")
+        adm.enqueue("later", "agent-2", at=now + 1)
+        adm.driver.tick(at_ms=now + 5_000)
+        adm.now_ms = now + 5_000
+        assert (adm.state("wrong"), adm.state("later")) == ("admitted", "queued")
+    assert adm.turn("wrong")["deadline_at_ms"] <= now + 1_800_000
+    assert adm.turn("wrong")["enqueued_at_ms"] <= now
+    again = fold_again(adm.driver, tmp_path)
+    assert again == adm.driver.digest().whole
     adm.close()
 
 

@@ -8,19 +8,21 @@ its end, since it may be one that a person gave; an operator shortens it.
 import sqlite3
 from typing import Final
 
+from schemas.commands.adm import MAX_QUEUE_TIMEOUT_MS
 from worker.admission import heads
 from worker.ledger.tx import Tx
 
 _PACING: Final = (
     "UPDATE adm_limits SET paced_at_ms = min(paced_at_ms, ?1), kept_at_ms = min(kept_at_ms, ?1)"
 )
-_QUEUED: Final = """
-UPDATE adm_requests SET
-    enqueued_at_ms = ?1,
-    deadline_at_ms = ?1 + deadline_at_ms - enqueued_at_ms,
-    aged_at_ms = ?1 + aged_at_ms - enqueued_at_ms
-WHERE state = 'queued' AND enqueued_at_ms > ?1
-"""
+_WAITING: Final = f"""
+UPDATE adm_requests SET (enqueued_at_ms, deadline_at_ms, aged_at_ms) = (
+    SELECT since, until, since + (until - since) / 2 + 1 FROM (SELECT
+        min(enqueued_at_ms, ?1) AS since,
+        min(deadline_at_ms - max(enqueued_at_ms - ?1, 0), ?1 + {MAX_QUEUE_TIMEOUT_MS}) AS until))
+WHERE settled_at_ms IS NULL
+AND (enqueued_at_ms > ?1 OR deadline_at_ms > ?1 + {MAX_QUEUE_TIMEOUT_MS})
+"""  # noqa: S608 - a number of our own
 _SEATS: Final = """
 UPDATE adm_leases SET
     start_deadline_at_ms = min(
@@ -44,5 +46,5 @@ def rewind(tx: Tx) -> None:
     db: sqlite3.Connection = tx.db
     for statement in (_PACING, _SEATS, _OWNERS):
         db.execute(statement, (tx.now_ms,))
-    if db.execute(_QUEUED, (tx.now_ms,)).rowcount:
+    if db.execute(_WAITING, (tx.now_ms,)).rowcount:
         heads.refresh_all(db)
