@@ -203,3 +203,18 @@ def test_under_the_first_ruleset_the_recorded_answer_is_repeated(tmp_path: Path)
 def test_a_client_knows_the_same_verbs() -> None:
     assert ("adm", "intent") in JUDGED_ANEW
     assert ("cap", "stop") not in JUDGED_ANEW
+
+
+def test_the_largest_policy_is_answered_while_it_drains_and_again(adm: Admission) -> None:
+    def claim(epoch: int, seats: int) -> Json:
+        # As much as a body can hold; what is answered of it is larger.
+        bounds = {f"p{number:057d}": 1 for number in range(1_000)}
+        policy: Json = {"epoch": epoch, "max_active_turns": seats, "max_priority": bounds}
+        return adm.send("policy", by=OPERATOR, command_id=f"policy-{epoch:016d}", **policy)
+
+    assert [claim(1, 2)["outcome"] for _ in range(2)] == ["claimed", "idempotent"]
+    for number in range(2):
+        adm.bring_to("active", f"r{number}")
+    assert [claim(2, 1)["outcome"] for _ in range(2)] == ["draining", "draining"]
+    adm.step("complete", "r0", outcome="completed")
+    assert claim(2, 1)["outcome"] == "idempotent"

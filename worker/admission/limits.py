@@ -4,7 +4,6 @@ import json
 import sqlite3
 from typing import Final, NamedTuple
 
-from schemas import strict_json
 from schemas.admission import Block
 from schemas.commands.adm import EVERYONE_ELSE, HIGHEST_PRIORITY, PolicyValues
 from schemas.strict_json import JsonObject
@@ -111,7 +110,7 @@ class Limits(NamedTuple):
         if self.drained_to is not None and ruleset >= rulesets.MENDED:
             view["drained_to"] = self.drained_to
         if self.next_policy is not None:
-            claimed = strict_json.loads(self.next_policy.encode())
+            claimed = json.loads(self.next_policy)
             view["next_epoch"] = claimed.pop("epoch")
             view["next_policy"] = claimed
         return view

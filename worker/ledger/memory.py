@@ -65,7 +65,9 @@ def verdict_of(db: sqlite3.Connection, key: bytes) -> Verdict | None:
 
 def parsed(verdict: bytes) -> Verdict:
     """A verdict that is kept as the verdict part of its result's JSON."""
-    said = strict_json.loads(b"{%b}" % verdict)
+    whole = b"{%b}" % verdict
+    # It is ours, and may be larger than a body: it tells a policy that came in one, and more.
+    said = strict_json.loads(whole, max_bytes=len(whole))
     if said["status"] == "ok":
         return Accepted(said["outcome"], said["data"])
     error = Error.model_validate(said["error"])
