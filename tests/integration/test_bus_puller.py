@@ -385,3 +385,36 @@ async def _exists(place: Place) -> bool:
     except ConsumerMissing:
         return False
     return True
+
+
+async def test_who_was_stopped_for_long_knows_that_others_may_have_what_is_here(
+    place: Place,
+) -> None:
+    config = CONFIG | {"ack_wait": 600_000_000, "durable_name": "d"}
+    await place.js.consumer_create(place.stream, config)
+    puller = Puller(place.js, place.stream, "d", config=config)
+    seen: list[Delivery] = []
+    release = asyncio.Event()
+
+    async def hold(delivery: Delivery) -> None:
+        seen.append(delivery)
+        await release.wait()
+        await delivery.ack()
+
+    serving = asyncio.create_task(puller.run(hold, in_flight=4))
+    try:
+        await place.js.publish(place.subject(), b"")
+        await eventually(lambda: len(seen) == 1)
+        # Who only takes long says so meanwhile.
+        beats = puller._beat + 3 * 3
+        await eventually(lambda: puller._beat >= beats)
+        assert (len(seen), seen[0].lapses()) == (1, 0)
+        time.sleep(0.7)  # noqa: ASYNC251 - the process is stopped
+        assert seen[0].lapses() == 1
+        await eventually(lambda: len(seen) == 2)
+        assert (seen[1].delivered, seen[0].lapses(), seen[1].lapses()) == (2, 1, 0)
+        release.set()
+    finally:
+        await puller.stop()
+        serving.cancel()
+        await asyncio.wait((serving,))

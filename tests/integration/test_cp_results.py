@@ -417,14 +417,13 @@ async def test_a_worker_that_was_stopped_for_long_says_nothing_that_another_has_
             return verdict
 
         monkeypatch.setattr(slow.plane._commands._verbs, "resume", held)
-        monkeypatch.setattr(slow.plane._commands, "_ack_wait_ms", 10)
-        stopped = asyncio.create_task(slow.plane._commands.handle(await desk.deliver(message)))
+        first = await desk.deliver(message, lapses=lambda: int(decided.is_set()))
+        stopped = asyncio.create_task(slow.plane._commands.handle(first))
         await decided.wait()
         # Meanwhile it comes to exist, and the other replica serves the second delivery.
         await desk.plant(target, in_ms=MINUTE_MS)
         async with serving(space, "r2") as other:
             await other.plane._commands.handle(await desk.deliver(message, delivered=2))
-        await asyncio.sleep(0.02)
         go_on.set()
         await stopped
         assert (await desk.result(seq))["outcome"] == "resumed"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -157,6 +158,38 @@ async def test_what_nobody_served_is_served_however_long_it_waited(
         assert (await desk.result(seq))["outcome"] == "minted"
 
 
+async def test_what_another_replica_refused_is_not_carried_out_by_one_that_was_stopped(
+    desk: Desk, space: Space
+) -> None:
+    """It was stopped while its write waited for a place in the window."""
+    async with serving(space, "r1") as slow:
+        window = slow.plane._kv
+        window._batches.limit = 0
+        target = a_target()
+        deadline = await desk.now_ms() + 500
+        seq = await desk.say("mint", target, {"deadline_at_ms": deadline})
+
+        async def waits() -> bool:
+            return window.waiting == 1
+
+        await until(waits, what="the write waits")
+        async with serving(space, "r2") as quick:
+
+            async def over() -> bool:
+                return await desk.now_ms() > deadline
+
+            await until(over)
+            await served_again(desk, quick, seq)
+        assert (await desk.result(seq))["outcome"] == "deadline-not-future"
+        time.sleep(slow.settings.ack_wait_ms / 1000)  # noqa: ASYNC251 - the process is stopped
+        window._batches.limit = 2
+        window._schedule()
+        await desk.handled(desk.names.cp_durable, seq)
+        assert await desk.status(target) is None
+        assert await desk.entry(subjects.spec_key(target)) is None
+        await desk.answered_once(seq)
+
+
 # A stream of commands that is made anew counts from one again.
 
 
@@ -249,6 +282,29 @@ async def test_what_is_stored_after_a_mint_finds_its_checkpoint(desk: Desk, spac
             for mint, resume, expire in outcomes:
                 assert (mint, resume) == ("minted", "resumed"), outcomes
                 assert expire in ("already_settled", "not-due"), outcomes
+
+
+async def test_a_mint_that_is_carried_out_after_the_look_is_looked_at_again(
+    desk: Desk, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the command that needs it was put off before."""
+    window, sequence = replica.plane._kv, replica.plane._sequence
+    window._batches.limit = 0
+    target = a_target()
+    mint = await desk.say("mint", target, {"deadline_at_ms": await desk.now_ms() + MINUTE_MS})
+    mint_before = sequence.mint_before
+
+    async def minted_meanwhile(target: Checkpoint, delivery: Any) -> Any:
+        if delivery.delivered > 2 and not window._batches.limit:
+            window._batches.limit = 2
+            window._schedule()
+            await desk.answered_once(mint)
+        return await mint_before(target, delivery)
+
+    monkeypatch.setattr(sequence, "mint_before", minted_meanwhile)
+    resume = await desk.say("resume", target, {})
+    assert (await desk.result(mint))["outcome"] == "minted"
+    assert (await desk.result(resume))["outcome"] == "resumed"
 
 
 async def test_a_mint_that_came_to_nothing_holds_up_nobody(desk: Desk, replica: Replica) -> None:

@@ -457,7 +457,12 @@ class Desk:
         await until(idle, what=f"{durable} has handled everything")
 
     async def deliver(
-        self, message: StoredMessage, *, delivered: int = 1, durable: str = "x"
+        self,
+        message: StoredMessage,
+        *,
+        delivered: int = 1,
+        durable: str = "x",
+        lapses: Callable[[], int] = lambda: 0,
     ) -> Delivery:
         """A delivery of a stored message as a consumer would make it; its answers go nowhere."""
         raw = b"NATS/1.0\r\n" + b"".join(
@@ -465,7 +470,8 @@ class Desk:
         )
         ack = f"$JS.ACK.{message.stream}.{durable}.{delivered}.{message.seq}.1.{message.time_ns}.0"
         header = raw + b"\r\n" if message.headers else b""
-        return Delivery(self.conn, message.subject.encode(), ack.encode(), header, message.data)
+        subject = message.subject.encode()
+        return Delivery(self.conn, subject, ack.encode(), header, message.data, lapses)
 
     # Judging.
 

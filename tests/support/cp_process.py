@@ -74,9 +74,9 @@ class _KillingPublisher(GroupPublisher):
             _die()
         return seq
 
-    async def publish_all(self, messages: Sequence[Outgoing]) -> list[int]:
+    async def publish_all(self, messages: Sequence[Outgoing], still: Any = None) -> list[int]:
         last = self._is_last()
-        seqs = await super().publish_all(messages)
+        seqs = await super().publish_all(messages, still)
         if last:
             _die()
         return seqs

@@ -1,6 +1,7 @@
 """One message delivered by a consumer, and the answers it may be given."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 from worker.bus.connection import Connection
@@ -49,6 +50,14 @@ class AckReply:
         self.pending = int(parts[at + 6])
 
 
+Lapses = Callable[[], int]
+"""How often a delivery may have been given to somebody else as well since it came."""
+
+
+def _none() -> int:
+    return 0
+
+
 class Delivery:
     """A stored message in somebody's hands until it is acknowledged.
 
@@ -65,6 +74,7 @@ class Delivery:
         delivered: How often it was delivered, from 1.
         time_ns: When the broker stored it.
         pending: How many more wait behind it.
+        lapses: How often it may have been given to somebody else as well since it came.
         settled: Whether it was acknowledged, refused or terminated here.
         unsent: The answer that could not be sent, since there was no connection; see ``resend``.
     """
@@ -76,6 +86,7 @@ class Delivery:
         "data",
         "delivered",
         "headers",
+        "lapses",
         "pending",
         "settled",
         "stream",
@@ -86,10 +97,17 @@ class Delivery:
     )
 
     def __init__(
-        self, connection: Connection, subject: bytes, reply: bytes, header: bytes, data: bytes
+        self,
+        connection: Connection,
+        subject: bytes,
+        reply: bytes,
+        header: bytes,
+        data: bytes,
+        lapses: Lapses = _none,
     ) -> None:
         told = AckReply(reply)
         self._connection = connection
+        self.lapses = lapses
         self._reply = to_text(reply)
         self.subject = to_text(subject)
         self.data = data

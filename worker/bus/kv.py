@@ -15,7 +15,7 @@ from worker.bus.follow import FilteredReader, Follower
 from worker.bus.headers import Headers
 from worker.bus.jetstream import JetStream
 from worker.bus.messages import NS_PER_MS, Outgoing, StoredMessage
-from worker.bus.window import GroupPublisher
+from worker.bus.window import GroupPublisher, Still
 
 SCAN_WAIT_MS = 10_000
 
@@ -85,9 +85,16 @@ class Bucket:
         return None if found is None else self.entry(found)
 
     async def put_if(
-        self, key: str, value: bytes, revision: int, headers: Mapping[str, str] | None = None
+        self,
+        key: str,
+        value: bytes,
+        revision: int,
+        headers: Mapping[str, str] | None = None,
+        still: Still | None = None,
     ) -> int:
         """Write if the key's newest revision is ``revision``; 0 is a key that never existed.
+
+        ``still`` says, when the write leaves, whether it may.
 
         Returns:
             The new revision.
@@ -97,11 +104,17 @@ class Bucket:
             Unknown: It may have been written: read back and recognise your own write.
         """
         return await self._group.publish(
-            self._prefix + key, value, headers=headers, expect_last_subject_seq=revision
+            self._prefix + key,
+            value,
+            headers=headers,
+            expect_last_subject_seq=revision,
+            still=still,
         )
 
-    async def put_all(self, writes: Sequence[Write]) -> list[int]:
+    async def put_all(self, writes: Sequence[Write], still: Still | None = None) -> list[int]:
         """Write several keys together or not at all, each against its expected revision.
+
+        ``still`` says, when they leave, whether they may.
 
         Returns:
             The new revisions.
@@ -114,7 +127,8 @@ class Bucket:
             [
                 Outgoing(self._prefix + key, value, headers, expected)
                 for key, value, headers, expected in writes
-            ]
+            ],
+            still,
         )
 
     async def delete_if(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas import headers as names
@@ -24,6 +25,9 @@ STOP_LIMIT_MS: Final = 3_000
 BEATS: Final = 3
 """How often progress is told within one ``ack_wait``."""
 
+MISSED_BEATS: Final = 2
+"""After how many beats without a word another worker may soon have what is here."""
+
 MAX_OWED: Final = 10_000
 """Answers kept for the broker's return; what is beyond is delivered again after ``ack_wait``."""
 
@@ -37,15 +41,24 @@ LOG_EVERY_S: Final = 30.0
 _log = logs.get("tidegate.bus")
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Since when a message is here: the beat, and the lapses there had been."""
+
+    beat: int
+    lapses: int
+
+
 class Puller:
     """Feeds the messages of one durable consumer to a handler, several at a time.
 
     The handler acknowledges. What it raises is logged and the message is refused with a growing
     delay. While a message is here the broker is told again and again that it is being worked on, so
     that ``ack_wait`` may be short: it says how long nobody misses a process that was killed or
-    stopped. A durable that vanished is made again from ``config``, and so is one that was changed
-    so that it would leave messages out; one that was paused is named. While the broker is away
-    nothing is asked and nothing spins.
+    stopped. One that was stopped finds out by ``Delivery.lapses`` before it acts. A durable that
+    vanished is made again from ``config``, and so is one that was changed so that it would leave
+    messages out; one that was paused is named. While the broker is away nothing is asked and
+    nothing spins.
 
     Args:
         js: Where.
@@ -75,9 +88,12 @@ class Puller:
         self._prefetch = batch
         self._owed: list[Delivery] = []
         self._queue: deque[tuple[bytes, bytes, bytes, bytes]] = deque()
-        self._here: dict[bytes, int] = {}
+        self._here: dict[bytes, _Held] = {}
         self._beat = 0
-        self._beat_s = config["ack_wait"] / NS_PER_MS / 1000 / BEATS
+        self._beat_at_s = float("inf")
+        self._lapses = 0
+        self._beat_s: float = config["ack_wait"] / NS_PER_MS / 1000 / BEATS
+        self._longest_beats: float = LONGEST_WORK_MS / 1000 / self._beat_s
         self._workers: set[asyncio.Task[None]] = set()
         self._link: PullLink | None = None
         self._handle: Handler | None = None
@@ -186,15 +202,29 @@ class Puller:
                 self._owed.append(delivery)
 
     async def _tell_progress(self) -> None:
-        """Tell the broker of everything that is here for longer than a beat."""
-        longest = LONGEST_WORK_MS / 1000 / self._beat_s
+        """Tell the broker of everything that is here, at every beat."""
+        clock = asyncio.get_running_loop().time
+        self._beat_at_s = clock()
         while True:
             await asyncio.sleep(self._beat_s)
-            for reply, since in self._here.items():
-                if 0 < self._beat - since < longest:
+            self._lapses, self._beat_at_s = self._lapsed(), clock()
+            for reply, held in self._here.items():
+                if self._beat - held.beat < self._longest_beats:
                     with contextlib.suppress(BusError):
                         self._js.connection.send(reply.decode(), b"", PROGRESS)
             self._beat += 1
+
+    def _lapsed(self) -> int:
+        """How often this process was silent for so long that others may have what is here."""
+        silent_s = asyncio.get_running_loop().time() - self._beat_at_s
+        return self._lapses + (silent_s >= MISSED_BEATS * self._beat_s)
+
+    def _held(self) -> _Held:
+        return _Held(self._beat, self._lapsed() + self._js.connection.reconnects)
+
+    def _lapses_since(self, held: _Held) -> int:
+        given_up = self._beat - held.beat >= self._longest_beats
+        return self._held().lapses - held.lapses + given_up
 
     async def _wait_for_broker(self, link: PullLink) -> bool:
         connection = self._js.connection
@@ -261,8 +291,8 @@ class Puller:
         await link.close()
         while self._queue:
             raw = self._queue.popleft()
-            self._here.pop(raw[1], None)
             with_us = self._delivery(raw)
+            self._here.pop(raw[1], None)
             if with_us is not None:
                 await with_us.nak()
         while self._workers:
@@ -270,7 +300,7 @@ class Puller:
 
     def _on_message(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
         self._queue.append((subject, reply, header, data))
-        self._here[reply] = self._beat
+        self._here[reply] = self._held()
         if len(self._workers) < self._in_flight and not self._stop.is_set():
             worker = asyncio.create_task(self._work(), name=f"{self._durable}-handler")
             self._workers.add(worker)
@@ -295,7 +325,8 @@ class Puller:
 
     def _delivery(self, raw: tuple[bytes, bytes, bytes, bytes]) -> Delivery | None:
         try:
-            return Delivery(self._js.connection, *raw)
+            held = self._here.get(raw[1]) or self._held()
+            return Delivery(self._js.connection, *raw, lambda: self._lapses_since(held))
         except (ValueError, IndexError):
             _log.exception("delivery_not_understood", durable=self._durable)
             return None

@@ -7,7 +7,7 @@ gets its own verdict: a batch that is refused is taken apart until every part ha
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from worker.bus.connection import DEFAULT_TIMEOUT_MS
@@ -30,12 +30,21 @@ MAX_SINGLES: Final = 4
 """Plain publishes in flight above which messages wait and so come to form a batch."""
 
 
+Still = Callable[[], bool]
+"""Whether something may still be sent; looked at when it leaves, however long it waited."""
+
+
 class _Group:
     """Messages of one caller, which are stored together or not at all."""
 
-    __slots__ = ("blocked", "followers", "future", "keys", "lines", "messages")
+    __slots__ = ("blocked", "followers", "future", "keys", "lines", "messages", "still")
 
-    def __init__(self, messages: tuple[Outgoing, ...], future: asyncio.Future[int]) -> None:
+    def __init__(
+        self,
+        messages: tuple[Outgoing, ...],
+        future: asyncio.Future[int],
+        still: Still | None = None,
+    ) -> None:
         self.messages = messages
         # What cannot be encoded fails its own caller here, not a whole batch later.
         self.lines = [message.header_lines() for message in messages]
@@ -47,6 +56,15 @@ class _Group:
         )
         self.blocked = 0
         self.followers: list[_Group] | None = None
+        self.still = still
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody wants it sent any more."""
+        if not self.future.done() and self.still is not None and not self.still():
+            subject = self.messages[0].subject
+            self.future.set_exception(Unavailable("it waited for too long", subject=subject))
+        return self.future.done()
 
 
 class _Slots:
@@ -140,8 +158,9 @@ class GroupPublisher:
         headers: Mapping[str, str] | None = None,
         expect_last_subject_seq: int | None = None,
         expect_subject: str | None = None,
+        still: Still | None = None,
     ) -> int:
-        """Store one message.
+        """Store one message, unless it may no longer be sent when its turn has come.
 
         Returns:
             Its stream sequence.
@@ -153,9 +172,11 @@ class GroupPublisher:
             BusError: As ``JetStream.publish``.
         """
         message = Outgoing(subject, data, headers, expect_last_subject_seq, expect_subject)
-        return await self._submit((message,))
+        return await self._submit((message,), still)
 
-    async def publish_all(self, messages: Sequence[Outgoing]) -> list[int]:
+    async def publish_all(
+        self, messages: Sequence[Outgoing], still: Still | None = None
+    ) -> list[int]:
         """Store several messages together or not at all; they may share a batch with others.
 
         Returns:
@@ -175,7 +196,7 @@ class GroupPublisher:
             raise ValueError(f"a batch has at most {MAX_BATCH} messages")
         if len({message.subject for message in group}) != len(group):
             raise ValueError("a batch holds no two messages of one subject")
-        last = await self._submit(group)
+        last = await self._submit(group, still)
         return list(range(last - len(group) + 1, last + 1))
 
     async def close(self, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> bool:
@@ -192,12 +213,12 @@ class GroupPublisher:
         done, _ = await asyncio.wait((self._idle,), timeout=timeout_ms / 1000)
         return bool(done)
 
-    def _submit(self, messages: tuple[Outgoing, ...]) -> asyncio.Future[int]:
+    def _submit(self, messages: tuple[Outgoing, ...], still: Still | None) -> asyncio.Future[int]:
         if self._closing:
             raise Unavailable("the worker is stopping", subject=messages[0].subject)
         if self._open >= self._max_waiting:
             raise Unavailable("too many publishes wait", subject=messages[0].subject)
-        group = _Group(messages, self._loop.create_future())
+        group = _Group(messages, self._loop.create_future(), still)
         self._open += 1
         tails = self._tails
         for key in group.keys:
@@ -249,7 +270,7 @@ class GroupPublisher:
             if batch and size + len(ready[0].messages) > most:
                 break
             group = ready.popleft()
-            if group.future.done():
+            if group.is_over:
                 self._finish(group)
                 continue
             batch.append(group)
@@ -259,7 +280,7 @@ class GroupPublisher:
     def _alive(self, groups: list[_Group]) -> list[_Group]:
         alive = []
         for group in groups:
-            if group.future.done():
+            if group.is_over:
                 self._finish(group)
             else:
                 alive.append(group)

@@ -24,7 +24,7 @@ from worker.checkpoints.looking import look
 from worker.checkpoints.minting import Minter
 from worker.checkpoints.records import Records, StatusAt
 from worker.checkpoints.repair import Repairer
-from worker.checkpoints.sequence import Sequence
+from worker.checkpoints.sequence import MintBefore, Sequence
 from worker.checkpoints.settle import together
 from worker.checkpoints.verbs import Verbs
 from worker.errors import TidegateError
@@ -123,11 +123,15 @@ class CommandHandler:
                     _check_role(command)
                     context = self._context(command, command_id, delivery)
                     verdict = await self._judge(context, command.verb, delivery, forgotten)
+                    match await self._mint_before(context, verdict, delivery):
+                        case MintBefore.IN_WORK:
+                            await delivery.nak(PUT_OFF_MS)
+                            return
+                        case MintBefore.ACCEPTED:
+                            # Whatever was looked at may have been read before it was carried out.
+                            verdict = await self._judge(context, command.verb, delivery, forgotten)
                 except BadInput as bad:
                     verdict = Refusal.of(bad)
-            if context is not None and await self._comes_too_early(context, verdict, delivery):
-                await delivery.nak(PUT_OFF_MS)
-                return
             telling = context.telling if context is not None else []
             if context is not None and context.is_late and await context.answered():
                 # Stopped for so long that another replica has answered.
@@ -160,13 +164,13 @@ class CommandHandler:
                 return result.status == "ok"
         return None
 
-    async def _comes_too_early(self, ctx: Context, verdict: Verdict, delivery: Delivery) -> bool:
-        """Whether a command found no checkpoint because the mint before it is still in work."""
-        return (
-            isinstance(verdict, Refusal)
-            and verdict.reason in NOT_THERE
-            and await self._sequence.mint_before(ctx.target, delivery)
-        )
+    async def _mint_before(
+        self, ctx: Context, verdict: Verdict, delivery: Delivery
+    ) -> MintBefore | None:
+        """What became of the mint before a command that found no checkpoint."""
+        if isinstance(verdict, Refusal) and verdict.reason in NOT_THERE:
+            return await self._sequence.mint_before(ctx.target, delivery)
+        return None
 
     async def _judge(self, ctx: Context, verb: str, delivery: Delivery, forgotten: bool) -> Verdict:
         """Decide, unless it may have been decided before and nobody knows how."""
@@ -212,7 +216,7 @@ class CommandHandler:
             delivery.stream_seq,
             self._clock.believable_ms(delivery.time_ms),
             _trace(delivery),
-            late_at=asyncio.get_running_loop().time() + self._ack_wait_ms / 1000,
+            lapses=delivery.lapses,
             answered=answered,
         )
 

@@ -1,13 +1,14 @@
 """What a verb knows of the command it serves, and the clock it judges by."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.codes import Code
 from schemas.subjects import Checkpoint, Speaker
+from worker.bus.delivery import Lapses
 from worker.bus.errors import Unavailable
+from worker.bus.window import Still
 from worker.errors import TidegateError
 
 
@@ -59,7 +60,7 @@ class Context:
         at_ms: The broker's timestamp of the command, unless that lies in the future beyond doubt.
         trace: W3C trace context, if the client sent one.
         telling: Facts to be published together with the result.
-        late_at: When another replica may have the command, on the event loop's clock.
+        lapses: How often another replica may have been given the command since it came.
         answered: Looks whether the command has a result.
     """
 
@@ -70,7 +71,7 @@ class Context:
     at_ms: int
     trace: str | None = None
     telling: list[Telling] = field(default_factory=list)
-    late_at: float = float("inf")
+    lapses: Lapses = lambda: 0
     answered: Callable[[], Awaitable[bool]] = _never
 
     @property
@@ -81,16 +82,23 @@ class Context:
     @property
     def is_late(self) -> bool:
         """Whether another replica may have taken the command over."""
-        return asyncio.get_running_loop().time() >= self.late_at
+        return self.lapses() > 0
 
-    async def prove_open(self) -> None:
+    async def prove_open(self) -> Still:
         """Carry out nothing that another replica has answered meanwhile.
 
+        What is judged by the time is judged after this: another replica may do so just now.
+
+        Returns:
+            Whether that still stands; to be asked when a write leaves.
+
         Raises:
-            Unavailable: It took so long that the command was delivered again, and it was answered.
+            Unavailable: The command may have been delivered again, and it was answered.
         """
-        if self.is_late and await self.answered():
+        lapses = self.lapses()
+        if lapses and await self.answered():
             raise Unavailable("another replica has answered this command")
+        return lambda: self.lapses() == lapses
 
     def now_ms(self, clock: Clock) -> int:
         """Upper bound of now, and never before the command itself."""

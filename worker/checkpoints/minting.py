@@ -22,6 +22,7 @@ from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Checkpoint, own_timer
 from schemas.views import CheckpointFact
 from worker.bus.errors import CasLost, Unknown
+from worker.bus.window import Still
 from worker.checkpoints.context import Clock, Context
 from worker.checkpoints.looking import Seen, Whole, closed, look, regressed, whole
 from worker.checkpoints.records import Deleted, Records, SpecAt, StatusAt
@@ -93,11 +94,12 @@ class Minter:
             TidegateError: On a transient fault (deliver again) or a garbled record.
         """
         wanted = _wanted(ctx, body)
+        still = await ctx.prove_open()
         bad_deadline = deadline_trouble(wanted.deadline_ms, ctx.now_ms(self._clock))
         fact = None
         if bad_deadline is None:
             created, fact = await asyncio.gather(
-                self._create(ctx, wanted), self._records.fact(ctx.target)
+                self._create(ctx, wanted, still), self._records.fact(ctx.target)
             )
             if created is not None and fact is None:
                 return await self._minted(ctx, created)
@@ -106,7 +108,7 @@ class Minter:
             raise bad_deadline
         return await self._replay(ctx, wanted, seen)
 
-    async def _create(self, ctx: Context, wanted: Wanted) -> Whole | None:
+    async def _create(self, ctx: Context, wanted: Wanted, still: Still) -> Whole | None:
         spec = SpecRecord(
             v=1,
             token=ctx.target.token,
@@ -117,10 +119,9 @@ class Minter:
             obligations=wanted.obligations,
         )
         status = _first_status(spec)
-        await ctx.prove_open()
         try:
             spec_revision, status_at = await self._records.create(
-                ctx.target, spec, status, wanted.prompt, ctx.cause, ctx.trace
+                ctx.target, spec, status, wanted.prompt, ctx.cause, ctx.trace, still
             )
         except CasLost:
             return None

@@ -15,7 +15,7 @@ from schemas.subjects import Checkpoint
 from worker.bus.errors import CasLost
 from worker.bus.jetstream import JetStream
 from worker.bus.kv import Bucket, Entry, Write
-from worker.bus.window import GroupPublisher
+from worker.bus.window import GroupPublisher, Still
 from worker.errors import TidegateError
 from worker.timers.writer import Proof
 
@@ -285,11 +285,13 @@ class Records:
         prompt: PromptRecord | None,
         cause: str,
         trace: str | None,
+        still: Still,
     ) -> tuple[int, StatusAt]:
         """Write prompt, spec and status as one, each expected never to have existed.
 
         On a foreign bucket without atomic batches: spec, then status; a replay of the mint writes
-        the status that a crash in between left out.
+        the status that a crash in between left out. ``still`` says, when they leave, whether they
+        may.
 
         Returns:
             The spec's revision, and the status as it was written.
@@ -307,7 +309,7 @@ class Records:
         if self._atomic:
             if prompt is not None:
                 writes.insert(0, (subjects.prompt_key(target), prompt.to_bytes(), headers, 0))
-            revisions = await self._bucket.put_all(writes)
+            revisions = await self._bucket.put_all(writes, still)
             return revisions[-2], StatusAt(status, revisions[-1], cause)
         if prompt is not None:
             raise BadInput(
@@ -315,7 +317,9 @@ class Records:
                 "prompts-unsupported",
                 "this records bucket has no atomic batches, so a prompt cannot be stored with it",
             )
-        revision = await self._bucket.put_if(subjects.spec_key(target), spec.to_bytes(), 0, headers)
+        revision = await self._bucket.put_if(
+            subjects.spec_key(target), spec.to_bytes(), 0, headers, still
+        )
         status = status.model_copy(update={"observedSpecRevision": revision})
         second = await self._bucket.put_if(
             subjects.status_key(target), status.to_bytes(), 0, headers
@@ -330,6 +334,7 @@ class Records:
         cause: str,
         trace: str | None = None,
         answered: str | None = None,
+        still: Still | None = None,
     ) -> int:
         """Compare-and-set the status.
 
@@ -340,6 +345,7 @@ class Records:
             cause: Recognises the write.
             trace: Trace context of the command it is made for.
             answered: Id of the answer, for a record that does not name it.
+            still: Says, when it leaves, whether it may.
 
         Returns:
             The new revision.
@@ -352,7 +358,7 @@ class Records:
         if answered is not None:
             headers[h.ANSWER] = answered
         return await self._bucket.put_if(
-            subjects.status_key(target), record.to_bytes(), expected, headers=headers
+            subjects.status_key(target), record.to_bytes(), expected, headers, still
         )
 
     async def put_answer(self, target: Checkpoint, record: AnswerRecord, cause: str) -> None:

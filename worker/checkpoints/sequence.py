@@ -4,6 +4,7 @@ One sequence has one verdict for as long as it can be delivered, which is longer
 stands. So what may have been judged, and whose result would be gone by now, is not judged again.
 """
 
+import enum
 from typing import Final
 
 from schemas import subjects
@@ -24,6 +25,13 @@ IN_WORK_MS: Final = 600_000
 
 RESULTS_LOOKED_MS: Final = 10_000
 """How long what is known of the results' stream is taken for true."""
+
+
+class MintBefore(enum.Enum):
+    """What became of a mint that is stored before a command of the same token."""
+
+    IN_WORK = enum.auto()
+    ACCEPTED = enum.auto()
 
 
 class Sequence:
@@ -87,23 +95,22 @@ class Sequence:
         durable = await self._js.consumer_info(self._names.cmd_stream, self._names.cp_durable)
         return delivery.time_ms <= durable.created_ms
 
-    async def mint_before(self, target: Checkpoint, delivery: Delivery) -> bool:
-        """Whether a mint of this token is stored before a command and may still be in work.
-
-        One that has just been carried out counts, too: the look that found nothing was before it.
-        """
+    async def mint_before(self, target: Checkpoint, delivery: Delivery) -> MintBefore | None:
+        """Whether a mint of this token is stored before a command, and not refused."""
         pattern = f"{self._names.prefix}.cmd.*.*.cp.mint.{target.wire_endpoint}.{target.token}"
         seq = max(1, delivery.stream_seq - LOOKED_BACK)
         for _ in range(MINTS_LOOKED_AT):
             found = await self._js.next_message(self._names.cmd_stream, seq, pattern)
             if found is None or found.seq >= delivery.stream_seq:
-                return False
+                return None
             if self._clock.upper_ms() - found.time_ms < IN_WORK_MS:
                 answered = await self._answer_of(found.subject, found.seq)
-                if answered is None or (answered and delivery.delivered <= 2):
-                    return True
+                if answered is None:
+                    return MintBefore.IN_WORK
+                if answered:
+                    return MintBefore.ACCEPTED
             seq = found.seq + 1
-        return False
+        return None
 
     async def _answer_of(self, subject: str, seq: int) -> bool | None:
         """Whether a mint was accepted; ``None`` if it has no result yet."""

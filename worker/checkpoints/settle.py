@@ -19,7 +19,7 @@ from schemas.views import CheckpointFact, CheckpointView
 from worker import logs, metrics
 from worker.bus.errors import CasLost, Unavailable, Unknown
 from worker.bus.jetstream import JetStream
-from worker.bus.window import GroupPublisher
+from worker.bus.window import GroupPublisher, Still
 from worker.checkpoints.context import Telling
 from worker.checkpoints.records import (
     Contradiction,
@@ -106,6 +106,7 @@ class Settler:
         cause: str,
         trace: str | None = None,
         answered: str | None = None,
+        still: Still | None = None,
     ) -> Attempt:
         """Compare-and-set a waiting status to a settled one.
 
@@ -116,6 +117,7 @@ class Settler:
             cause: Recognises our own write after a lost acknowledgement.
             trace: Trace context of the command that settles it, if one does.
             answered: Id of the answer, if the settled record does not name it.
+            still: Says, when the write leaves, whether it may.
 
         Raises:
             Unknown: If the write neither is there nor can be ruled out; deliver again.
@@ -123,7 +125,7 @@ class Settler:
         """
         try:
             revision = await self._records.put_status(
-                target, settled, at.revision, cause, trace, answered
+                target, settled, at.revision, cause, trace, answered, still
             )
         except CasLost:
             return await self._read_back(target, settled, cause)

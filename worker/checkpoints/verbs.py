@@ -24,6 +24,7 @@ from schemas.subjects import own_timer
 from schemas.views import CheckpointFact
 from worker import metrics
 from worker.bus.errors import CasLost, Unavailable, Unknown
+from worker.bus.window import Still
 from worker.checkpoints.context import Clock, ClockUnsure, Context
 from worker.checkpoints.looking import Whole, look, regressed, whole
 from worker.checkpoints.minting import coordinate, deadline_trouble
@@ -92,6 +93,7 @@ class Verbs:
             return await self._extended(ctx, it, it.status, None)
         if it.status.record.deadlineGeneration != body.generation:
             return self._stale(ctx, it)
+        still = await ctx.prove_open()
         now_ms = ctx.now_ms(self._clock)
         if now_ms >= it.status.record.deadline:
             return await self._expire_due(ctx, it)
@@ -104,7 +106,7 @@ class Verbs:
             deadline=body.deadline_at_ms,
             observedSpecRevision=it.spec.revision,
         )
-        status = await self._move(ctx, it, moved)
+        status = await self._move(ctx, it, moved, still)
         if status.record.state != "waiting":
             return await self._settled(ctx, Whole(it.spec, status, it.fact))
         if status.cause != ctx.cause:
@@ -145,11 +147,11 @@ class Verbs:
                 if refused is not None:
                     return refused
                 filed = await self._file_answer(ctx, body)
+            still = await ctx.prove_open()
             now_ms = ctx.now_ms(self._clock)
             if now_ms >= it.status.record.deadline:
                 return await self._expire_due(ctx, it, body)
-            await ctx.prove_open()
-            outcome = await self._resume(ctx, it.spec, it.status, now_ms, filed)
+            outcome = await self._resume(ctx, it.spec, it.status, now_ms, filed, still)
             it = Whole(it.spec, outcome.status, it.fact)
             if outcome.won:
                 return await self._resumed(ctx, it, won=True)
@@ -176,12 +178,12 @@ class Verbs:
         if await self._check_prompt(ctx, body) is not None:
             return None
         filed = await self._file_answer(ctx, body)
+        still = await ctx.prove_open()
         now_ms = ctx.now_ms(self._clock)
         if now_ms >= deadline:
             return None
-        await ctx.prove_open()
         try:
-            outcome = await self._resume(ctx, spec, status, now_ms, filed)
+            outcome = await self._resume(ctx, spec, status, now_ms, filed, still)
         except Garbled:
             # The records were deleted or damaged meanwhile; a look says which.
             return None
@@ -226,12 +228,11 @@ class Verbs:
         word = "expired" if own and it.status.record.state == "expired" else "already_settled"
         return Accepted(word, self._view(ctx, it))
 
-    async def _move(self, ctx: Context, it: Whole, moved: StatusRecord) -> StatusAt:
+    async def _move(self, ctx: Context, it: Whole, moved: StatusRecord, still: Still) -> StatusAt:
         """Compare-and-set the new deadline; answer with what stands afterwards."""
-        await ctx.prove_open()
         try:
             revision = await self._records.put_status(
-                ctx.target, moved, it.status.revision, ctx.cause
+                ctx.target, moved, it.status.revision, ctx.cause, still=still
             )
         except (CasLost, Unknown) as lost:
             now = await self._records.status(ctx.target)
@@ -312,7 +313,13 @@ class Verbs:
         return identifier
 
     async def _resume(
-        self, ctx: Context, spec: SpecAt, status: StatusAt, now_ms: int, filed: str | None
+        self,
+        ctx: Context,
+        spec: SpecAt,
+        status: StatusAt,
+        now_ms: int,
+        filed: str | None,
+        still: Still,
     ) -> Attempt:
         """Compare-and-set the status to resumed, by whom the spec names.
 
@@ -322,7 +329,7 @@ class Verbs:
         named, answered = (filed, None) if self._names_answers else (None, filed)
         settled = resumed(status.record, spec.revision, now_ms, spec.record.holder, named)
         return await self._settler.attempt(
-            ctx.target, status, settled, ctx.cause, ctx.trace, answered
+            ctx.target, status, settled, ctx.cause, ctx.trace, answered, still
         )
 
     async def _resumed(self, ctx: Context, it: Whole, *, won: bool) -> Verdict:

@@ -171,12 +171,9 @@ GUARDS: Final[tuple[Guard, ...]] = (
         (
             Edit(
                 "worker/bus/kv.py",
-                "            self._prefix + key, value, headers=headers, "
-                "expect_last_subject_seq=revision\n        )\n\n    async def put_all",
-                "            self._prefix + key,\n            value,\n"
-                "            headers=headers,\n"
+                "            expect_last_subject_seq=revision,\n            still=still,\n",
                 "            expect_last_subject_seq=None if revision else 0,\n"
-                "        )\n\n    async def put_all",
+                "            still=still,\n",
             ),
         ),
         (
