@@ -114,6 +114,29 @@ def test_people_are_shown_words(shell: Shell) -> None:
     assert "no: stopped" in shell.run("show", "ann", "--key", name)
 
 
+def test_a_stop_of_nobody_says_so_and_names_who_may_be_meant(shell: Shell) -> None:
+    shell.run("minting", "on")
+    second = str(
+        shell.json("reserve", "carol", KEY, "-x", "+1h", "--cap", "10")["data"]["expires_at_ms"]
+    )
+    shell.run("confirm", "carol", KEY, "-x", second)
+    for verb in ("stop", "bump"):
+        said = shell.run(verb, "Carol")
+        assert "nobody ever had a cap under this name; the barrier stands" in said
+        assert "did you mean carol?" in said
+        machine = shell.json(verb, "Carol")
+        assert (machine["status"], machine["data"]["known"]) == ("ok", False)
+    assert shell.json("stop", "Carol")["data"]["generation"] == 5
+    assert shell.json("authorize", "carol", "--amount", "1", "-x", second)["outcome"] == "allowed"
+    stopped = shell.run("stop", "carol")
+    assert "ended grant of" in stopped
+    again = shell.run("stop", "carol")
+    assert "nothing was active" in again
+    for said in (stopped, again):
+        assert "did you mean" not in said
+        assert "nobody" not in said
+
+
 def test_wrong_usage_is_told_before_anything_is_sent(shell: Shell) -> None:
     for arguments in (
         ("stop", "a_b"),

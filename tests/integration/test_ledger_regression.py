@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from tests.support.space import Space
 from tests.support.wall_clock import WallClock
 from worker.bus.errors import BusError
 from worker.bus.messages import Outgoing
+from worker.ledger.presence import PEERS
 from worker.ledger.replay import Replayed, ReplayStopped, replay
+from worker.ledger.store import local
 
 
 class Store:
@@ -123,6 +126,73 @@ async def test_one_replica_goes_on_by_itself(own_space: Space, kept: Store) -> N
         assert [json.loads(m.data)["watermark"] for m in stated] == [lost[-1][0]]
         commands = await read_all(log.js, log.names.log_stream, f"{prefix}.cmd.*.*.sys.rebase")
         assert [json.loads(m.data)["common"] for m in commands] == [before[-1][0]]
+
+
+def note_peers(path: Path, note: Any) -> None:
+    """Put into a closed file what its worker remembers of other replicas."""
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT OR REPLACE INTO local VALUES ('peers', ?)", (json.dumps(note),))
+
+
+def hours_ago(hours: int) -> int:
+    return time.time_ns() // 1_000_000 - hours * 3_600_000
+
+
+async def test_a_lone_survivor_is_alone_a_day_after_it_heard_of_others(
+    own_space: Space, kept: Store
+) -> None:
+    async with connected(own_space) as log:
+        async with folding(own_space) as one:
+            before = await reserve(log, "u0")
+            await one.said(before[-1][0])
+            file = one.ledger._path
+        note_peers(file, {"gone": hours_ago(26)})
+        await kept.keep()
+        await reconnected(log)
+        async with folding(own_space) as one:
+            lost = await reserve(log, "u1")
+            await one.said(lost[-1][0])
+            await kept.put_back()
+            await reconnected(log)
+            await until(lambda: epoch(one) == 2, 40, one.ledger.status)
+
+
+@pytest.mark.parametrize(
+    ("note", "left"),
+    [
+        ({"gone": 26, "resting": 22}, ["resting"]),
+        ({"wrong": -48}, ["wrong"]),
+        (["of-an-older-version"], ["of-an-older-version"]),
+    ],
+)
+async def test_what_a_file_remembers_of_others_ages(
+    own_space: Space, note: Any, left: list[str]
+) -> None:
+    """A note without an instant counts from when it is read, and none lies in the future."""
+    async with folding(own_space) as one:
+        file = one.ledger._path
+    note_peers(file, {k: hours_ago(v) for k, v in note.items()} if isinstance(note, dict) else note)
+    async with folding(own_space) as one:
+
+        async def noted() -> Any:
+            return json.loads(
+                await one.ledger._runner.database.read(lambda db, _: local(db, PEERS))
+            )
+
+        async def is_kept() -> bool:
+            found = await noted()
+            return (
+                isinstance(found, dict)
+                and sorted(found) == left
+                and all(at_ms and at_ms <= hours_ago(-3) for at_ms in found.values())
+            )
+
+        async with asyncio.timeout(30):
+            while True:
+                if await is_kept():
+                    break
+                await asyncio.sleep(0.1)
+        assert one.ledger.status()["peers"] == left
 
 
 async def test_a_rebased_log_is_replayed_from_where_its_epoch_begins(

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import json
 import random
 import shutil
 import time
@@ -129,7 +128,12 @@ class LedgerPlane:
         )
         self._lease = Lease(leases, replica, self._publisher.progress, abstain=self._is_halted)
         self._presence = Presence(
-            js, leases, self._standing, self._remember_peers, greet=lambda: self._control.greet()
+            js,
+            leases,
+            self._standing,
+            self._remember_peers,
+            greet=lambda: self._control.greet(),
+            now_ms=lambda: min(wall_ms(), self._watch.now_ms()),
         )
         self._work_dir = self._path.parent / "snapshots"
         self._snapshots = Snapshots(js, names, planes, self._work_dir, wall_ms=wall_ms)
@@ -237,7 +241,7 @@ class LedgerPlane:
         await self._runner.replace(database)
         if known := await database.read(lambda db, _: noted(store.local(db, DIVERGED))):
             self._divergence.found(Diverged(*known))
-        self._presence.peers = await database.read(lambda db, _: _peers(store.local(db, PEERS)))
+        self._presence.recall(await database.read(lambda db, _: store.local(db, PEERS)))
         await self._ask_peers()
         with contextlib.suppress(StreamMissing):
             await self._divergence.look()
@@ -422,8 +426,8 @@ class LedgerPlane:
         except BehindLog as behind:
             raise StartRefused(behind.message) from behind
 
-    async def _remember_peers(self, peers: frozenset[str]) -> None:
-        database, noted = self._runner.database, json.dumps(sorted(peers))
+    async def _remember_peers(self, noted: str) -> None:
+        database = self._runner.database
         if await database.read(lambda db, _: store.local(db, PEERS)) != noted:
             await database.run(lambda: database.fold.note({PEERS: noted}))
 
@@ -439,7 +443,7 @@ class LedgerPlane:
                 self._on_alarm(one)
 
     def _on_alarm(self, standing: Standing) -> None:
-        self._presence.peers |= {standing.replica}
+        self._presence.met(standing.replica)
         if standing.halted == Regressed.reason:
             self._runner.heed(standing.epoch)
         elif standing.halted == Diverged.reason:
@@ -476,7 +480,3 @@ class LedgerPlane:
         if (trouble := self._runner.trouble) is not None:
             return trouble.reason
         return "this worker is behind" if self._is_behind() else None
-
-
-def _peers(noted: str) -> frozenset[str]:
-    return frozenset(json.loads(noted)) if noted else frozenset()
