@@ -8,11 +8,12 @@ share one queue group. Queries never write.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from schemas import strict_json, subjects
+from schemas import strict_json, subjects, tokens
 from schemas.codes import BadInput, Code
 from schemas.commands import QUERY_KEYS
 from schemas.limits import MAX_BODY_BYTES
@@ -31,6 +32,9 @@ QueryHandler = Callable[[Speaker, bytes], Awaitable[Verdict]]
 SERVICE: Final = "tidegate"
 MAX_IN_FLIGHT: Final = 4_096
 """Queries answered at once; ``cp.wait`` holds its place for up to 30 s."""
+
+MAX_PER_ASKER: Final = MAX_IN_FLIGHT // 4
+"""Of these for one principal, under however many uids, so that nobody takes all places."""
 
 LOOK_S: Final = 0.5
 """How often is looked whether this worker still answers best."""
@@ -58,6 +62,10 @@ class _Endpoint:
     @property
     def subject(self) -> str:
         return f"{self.names.prefix}.qry.*.*.{self.plane}.{self.name}{'.*' * len(self.key)}"
+
+    def asker(self, subject: str) -> str:
+        """The principal that a query's subject names; it may be outside its grammar."""
+        return subject.removeprefix(f"{self.names.prefix}.qry.").partition(".")[0]
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -100,6 +108,7 @@ class QueryService:
         self._endpoints: list[_Endpoint] = []
         self._subscriptions: list[Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: Counter[str] = Counter()
         self._stopping = asyncio.Event()
 
     def add(
@@ -179,17 +188,32 @@ class QueryService:
         async def receive(msg: Msg) -> None:
             if not _is_inbox(msg.reply):
                 return
-            if len(self._tasks) >= MAX_IN_FLIGHT:
-                busy = Refusal(
-                    Code.UNAVAILABLE, "too-many-queries", "this worker is answering enough"
-                )
+            asker = endpoint.asker(msg.subject)
+            if busy := self._too_many(asker):
                 await self._reply(msg, busy)
                 return
             task = asyncio.create_task(self._answer(endpoint, msg))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._asking[asker] += 1
+            task.add_done_callback(lambda task: self._answered(asker, task))
 
         return receive
+
+    def _too_many(self, asker: str) -> Refusal | None:
+        if self._asking[asker] >= MAX_PER_ASKER:
+            whose = f"of {asker}'s " if tokens.is_principal(asker) else ""
+            said = f"{MAX_PER_ASKER} {whose}queries are being answered here"
+        elif len(self._tasks) >= MAX_IN_FLIGHT:
+            said = "this worker is answering enough"
+        else:
+            return None
+        return Refusal(Code.UNAVAILABLE, "too-many-queries", said)
+
+    def _answered(self, asker: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._asking[asker] -= 1
+        if not self._asking[asker]:
+            del self._asking[asker]
 
     async def _answer(self, endpoint: _Endpoint, msg: Msg) -> None:
         started = self._clock_ns()

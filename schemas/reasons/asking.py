@@ -241,7 +241,7 @@ ANSWERING: Final = Group(
         Reason(
             "too-many-queries",
             (Code.UNAVAILABLE,),
-            "This worker is answering as many queries as it takes at once.",
+            "This worker answers as many queries at once as it takes, of all or of this principal.",
             "Ask again a moment later, and ask less often: subscribe to facts instead of polling.",
             Retry.AGAIN,
         ),

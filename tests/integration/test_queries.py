@@ -1,6 +1,7 @@
 """The query service: discovery, statuses, and replies that cannot be aimed at a stream."""
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
@@ -13,13 +14,14 @@ from schemas.names import kv_stream
 from schemas.results import Accepted, Refusal, Verdict
 from schemas.subjects import Checkpoint, Speaker
 from schemas.system import StatusView
+from tests.support.ledger import until
 from tests.support.process import command, data_of, environment
 from tests.support.running import RunningWorker
 from tests.support.space import Space, speaker
 from worker.bus.connection import Connection
 from worker.bus.jetstream import JetStream
 from worker.client import Client, Failed, NobodyThere, Refused
-from worker.queries import MAX_IN_FLIGHT, QueryService
+from worker.queries import MAX_IN_FLIGHT, MAX_PER_ASKER, QueryService
 
 
 async def test_status_tells_versions_readiness_and_planes(
@@ -121,6 +123,7 @@ class Service:
 
     def __init__(self, conn: Connection, space: Space) -> None:
         self.release = asyncio.Event()
+        self.waiting: list[Speaker] = []
         self.service = QueryService(
             conn,
             service_id="test",
@@ -138,7 +141,8 @@ class Service:
             },
         )
 
-    async def _wait(self, _: Speaker, __: bytes) -> Verdict:
+    async def _wait(self, by: Speaker, _: bytes) -> Verdict:
+        self.waiting.append(by)
         await self.release.wait()
         return Accepted("waited")
 
@@ -174,18 +178,64 @@ async def test_handlers_that_fail_or_say_too_much_are_answered(bare_space: Space
         await conn.close()
 
 
+async def test_one_asker_never_takes_the_place_of_others(bare_space: Space) -> None:
+    """Under many uids it is the same asker; its own place comes back with its own answers."""
+    conn = await bare_space.connect()
+    one = Service(conn, bare_space)
+    await one.service.start()
+    lives = [Speaker("greedy", f"{life}" * 26) for life in "ab"]
+    try:
+        async with (
+            bare_space.client(lives[0], timeout_ms=30_000) as greedy,
+            bare_space.client(lives[1], timeout_ms=30_000) as again,
+            bare_space.client(speaker("modest"), timeout_ms=30_000) as modest,
+        ):
+            waiting = [
+                asyncio.create_task(client.query("sys", "wait", {}))
+                for client in (greedy, again)
+                for _ in range(MAX_PER_ASKER // 2)
+            ]
+            await until(lambda: len(one.waiting) == MAX_PER_ASKER)
+            for client in (greedy, again):
+                with pytest.raises(Refused) as refused:
+                    await client.query("sys", "refuse", {})
+                assert refused.value.reason == "too-many-queries"
+                assert refused.value.code is Code.UNAVAILABLE
+                assert "greedy" in refused.value.message
+            with pytest.raises(Refused) as served:
+                await modest.query("sys", "refuse", {})
+            assert served.value.reason == "word"
+            one.release.set()
+            assert {answer.outcome for answer in await asyncio.gather(*waiting)} == {"waited"}
+            with pytest.raises(Refused) as served:
+                await greedy.query("sys", "refuse", {})
+            assert served.value.reason == "word"
+    finally:
+        await one.service.stop()
+        await conn.close()
+
+
 async def test_too_many_waiting_queries_are_refused_at_once(bare_space: Space) -> None:
     conn = await bare_space.connect()
     one = Service(conn, bare_space)
     await one.service.start()
     try:
-        async with bare_space.client(timeout_ms=20_000) as client:
-            waiting = [
-                asyncio.create_task(client.query("sys", "wait", {})) for _ in range(MAX_IN_FLIGHT)
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(
+                    bare_space.client(speaker(f"asker-{n}"), timeout_ms=30_000)
+                )
+                for n in range(MAX_IN_FLIGHT // MAX_PER_ASKER + 1)
             ]
-            await asyncio.wait(waiting, timeout=0.5)
+            waiting = [
+                asyncio.create_task(client.query("sys", "wait", {}))
+                for client in clients[:-1]
+                for _ in range(MAX_PER_ASKER)
+            ]
+            await until(lambda: len(one.waiting) == MAX_IN_FLIGHT)
             with pytest.raises(Refused) as refused:
-                await client.query("sys", "wait", {})
+                await clients[-1].query("sys", "wait", {})
+            assert refused.value.reason == "too-many-queries"
             assert refused.value.code is Code.UNAVAILABLE
             one.release.set()
             answers = await asyncio.gather(*waiting)
