@@ -309,8 +309,7 @@ class Connection:
         """Stop receiving for ``subscription``."""
         if self._subscriptions.pop(subscription.sid, None) is None or self._client is None:
             return
-        self._client.sinks.pop(subscription.sid, None)
-        self._client.put(b"UNSUB %b\r\n" % subscription.sid)
+        self._retire(self._client, subscription.sid)
 
     def new_inbox(self) -> str:
         """A reply subject of our own, below the permitted prefix."""
@@ -393,6 +392,12 @@ class Connection:
         self._max_payload = int(client.info.get("max_payload", self._max_payload))
         self._version = dialing.parse_version(str(client.info.get("version", "")))
         self.last_error = ""
+        # What began or ended during the round trip.
+        for subscription in self._subscriptions.values():
+            if subscription.sid not in client.sinks:
+                self._activate(client, subscription)
+        for sid in client.sinks.keys() - self._subscriptions.keys():
+            self._retire(client, sid)
         self._client = client
         self._up.set()
         for hook in list(self._hooks):
@@ -483,6 +488,10 @@ class Connection:
         subscription.denied = False
         client.sinks[subscription.sid] = subscription.sink
         client.put(subscription.command)
+
+    def _retire(self, client: WireClient, sid: bytes) -> None:
+        client.sinks.pop(sid, None)
+        client.put(b"UNSUB %b\r\n" % sid)
 
     def _on_answer(self, subject: bytes, reply: bytes, header: bytes, data: bytes) -> None:
         asked = self._requests.answer(subject[len(self._inbox_bytes) :], header, data)
