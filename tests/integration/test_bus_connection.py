@@ -240,27 +240,30 @@ async def test_what_begins_or_ends_while_a_connection_is_being_made_counts_on_it
     async def note(msg: Msg) -> None:
         seen.append(msg.data)
 
-    async with frames_to(server.port) as link, connected(server.worker_options()) as other:
-        async with connected(server.worker_options(), servers=(link.url,)) as c:
-            ended = await c.subscribe("ended", note)
+    async with (
+        frames_to(server.port) as link,
+        connected(server.worker_options()) as other,
+        connected(server.worker_options(), servers=(link.url,)) as c,
+    ):
+        ended = await c.subscribe("ended", note)
 
-            def proof(passing: Passing) -> bool:
-                """The ping that follows the subscriptions."""
-                verbs = [before.frame.verb for before in link.passed[-2:]]
-                return verbs == [b"SUB", b"PING"]
+        def proof(passing: Passing) -> bool:
+            """The ping that follows the subscriptions."""
+            verbs = [before.frame.verb for before in link.passed[-2:]]
+            return verbs == [b"SUB", b"PING"]
 
-            held = link.rule("hold", proof)
-            link.cut()
-            await held.met.wait()
-            await c.subscribe("begun", note)
-            await ended.unsubscribe()
-            held.release()
-            assert await c.wait_connected(10_000)
-            await c.flush()
-            await other.publish("begun", b"1")
-            await eventually(lambda: seen == [b"1"])
-            with pytest.raises(Unavailable):
-                await other.request("ended")
+        held = link.rule("hold", proof)
+        link.cut()
+        await held.met.wait()
+        await c.subscribe("begun", note)
+        await ended.unsubscribe()
+        held.release()
+        assert await c.wait_connected(10_000)
+        await c.flush()
+        await other.publish("begun", b"1")
+        await eventually(lambda: seen == [b"1"])
+        with pytest.raises(Unavailable):
+            await other.request("ended")
 
 
 async def test_what_was_in_flight_when_the_broker_died_is_unknown(own_server: MakeServer) -> None:

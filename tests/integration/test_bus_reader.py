@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.bus_server import Place, connected, eventually, new_place
 from tests.support.frames import FrameProxy, Passing, frames_to
+from tests.support.proxy import proxy_to
 from tests.support.server import Server
 from worker.bus.errors import GapError, StreamMissing
 from worker.bus.follow import Batch, FilteredReader, Follower
@@ -320,3 +321,23 @@ async def test_following_is_caught_up_although_what_was_counted_went_away(
     async with asyncio.timeout(30):
         assert await following == Batch((), caught_up=True)
     await follower.aclose()  # type: ignore[attr-defined]  # an async generator behind the protocol
+
+
+async def test_following_is_not_caught_up_by_the_word_of_a_copy_that_lags(
+    place: Place, server: Server
+) -> None:
+    await _fill(place, 3)
+
+    def of_a_copy_that_lags(data: bytes) -> bytes:
+        return data.replace(b'"num_pending":3', b'"num_pending":0')
+
+    async with (
+        proxy_to(server.port, of_a_copy_that_lags) as link,
+        connected(server.worker_options(), servers=(link.url,)) as c,
+    ):
+        follower = Follower(JetStream(c), place.stream, place.subject(">")).batches(10)
+        async with asyncio.timeout(30):
+            batch = await anext(follower)
+        assert [m.seq for m in batch.messages] == [1, 2, 3]
+        assert batch.caught_up
+        await follower.aclose()  # type: ignore[attr-defined]  # an async generator behind the protocol

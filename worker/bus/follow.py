@@ -12,6 +12,7 @@ from worker.bus.messages import StoredMessage
 from worker.bus.reader import BATCH, StreamReader
 
 WAIT_MS: Final = 1_000
+CONFIRM_MS: Final = 2_000
 BACKOFF_MS: Final = (100, 250, 500, 1_000, 2_000)
 _log = logs.get("tidegate.bus")
 
@@ -103,8 +104,9 @@ class Follower:
     async def batches(self, max_n: int) -> AsyncIterator[Batch]:
         """Batches of up to ``max_n`` messages, for ever; close the iterator to stop.
 
-        The first batch with ``caught_up`` ends what was there at the start. A connection lost or a
-        consumer that vanished is survived; nothing is skipped and nothing comes twice.
+        The first batch with ``caught_up`` ends what was there at the start, by the word of the
+        stream's leader. A connection lost, a consumer that vanished and one that stands still are
+        survived; nothing is skipped and nothing comes twice.
 
         Raises:
             StreamMissing: The stream is gone.
@@ -113,6 +115,7 @@ class Follower:
         failures = 0
         while True:
             try:
+                held = (await self._js.stream_info(self._stream)).last_seq
                 reader = await FilteredReader.open(
                     self._js,
                     self._stream,
@@ -129,24 +132,36 @@ class Follower:
                 failures += 1
                 continue
             try:
-                caught_up = reader.pending == 0
-                if caught_up:
-                    yield Batch((), caught_up=True)
+                whole = caught_up = False
+                messages: list[StoredMessage] = []
                 while True:
+                    if reader.pending == 0 and not whole:
+                        whole = await self._has_all(reader, held)
+                    told, caught_up = caught_up, whole and reader.pending == 0
+                    if messages or (caught_up and not told):
+                        yield Batch(tuple(messages), caught_up)
                     messages = await reader.next_batch(max_n, WAIT_MS)
                     if messages:
                         failures = 0
                         self.next_seq = messages[-1].seq + 1
-                    elif caught_up or reader.pending:
-                        continue
-                    caught_up = reader.pending == 0
-                    yield Batch(tuple(messages), caught_up)
             except GapError as gap:
                 _log.info("follow_reopened", stream=self._stream, why=gap.message)
             finally:
                 await reader.close()
             await self._pause(failures)
             failures += 1
+
+    async def _has_all(self, reader: FilteredReader, held: int) -> bool:
+        """Whether everything up to ``held`` came: the consumer's copy of the stream may lag."""
+        if reader.expected > held:
+            return True
+        try:
+            found = await self._js.next_message(
+                self._stream, reader.expected, self._subject, CONFIRM_MS
+            )
+        except BusError:
+            return False
+        return found is None or found.seq > held
 
     async def _pause(self, failures: int) -> None:
         connection = self._js.connection
