@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.integration.bus_server import Place, connected, new_place
+from tests.support.proxy import proxy_to
 from tests.support.server import Server
 from worker.bus.errors import CasLost, StreamMissing
 from worker.bus.jetstream import JetStream
@@ -133,6 +134,24 @@ async def test_a_scan_gives_each_key_once_in_order_of_revision(bucket: Bucket) -
     assert by_key["x.5"].value == b"new"
     assert by_key["x.7"].deleted
     assert [entry async for entry in bucket.scan("z.>")] == []
+
+
+async def test_a_scan_is_not_over_by_the_word_of_a_copy_that_lags(
+    bucket: Bucket, server: Server
+) -> None:
+    for key in ("a", "b", "c"):
+        await bucket.put_if(key, b"", 0)
+
+    def of_a_copy_that_lags(data: bytes) -> bytes:
+        return data.replace(b'"num_pending":3', b'"num_pending":0')
+
+    async with (
+        proxy_to(server.port, of_a_copy_that_lags) as link,
+        connected(server.worker_options(), servers=(link.url,)) as c,
+    ):
+        js = JetStream(c)
+        far = Bucket(js, bucket.name, GroupPublisher(js, bucket.stream, atomic=True))
+        assert [entry.key async for entry in far.scan()] == ["a", "b", "c"]
 
 
 async def test_a_watch_gives_every_change_past_a_revision(bucket: Bucket) -> None:

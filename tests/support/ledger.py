@@ -187,13 +187,11 @@ async def until(
 async def read_all(js: JetStream, stream: str, subject: str) -> list[StoredMessage]:
     """Every message of a stream whose subject matches, in order."""
     reader = await FilteredReader.open(js, stream, subject)
-    found: list[StoredMessage] = []
     try:
-        while reader.pending:
-            found += await reader.next_batch(1_000, 5_000)
+        batches = reader.to_the_end(1_000, 5_000)
+        return [message async for batch in batches for message in batch]
     finally:
         await reader.close()
-    return found
 
 
 async def results(log: Log) -> dict[str, dict[str, Any]]:

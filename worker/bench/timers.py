@@ -442,8 +442,8 @@ class _Bench:
         pattern = f"{names.prefix}.fact.cp.expired.*.*.*"
         reader = await FilteredReader.open(self.js, names.res_stream, pattern, headers_only=True)
         try:
-            while reader.pending:
-                for message in await reader.next_batch(2_048, 10_000):
+            async for messages in reader.to_the_end(2_048, 10_000):
+                for message in messages:
                     parsed = subjects.parse_checkpoint_fact(names, message.subject)
                     if parsed is None or parsed[1].endpoint != ENDPOINT:
                         continue

@@ -1,6 +1,7 @@
 """Following part of a stream for ever, across everything that may interrupt it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,7 +32,13 @@ class Batch:
 
 
 class FilteredReader(StreamReader):
-    """Messages of a stream whose subject matches, from one sequence on, each exactly once."""
+    """Messages of a stream whose subject matches, from one sequence on, each exactly once.
+
+    Attributes:
+        held: The last sequence that the stream's leader held when reading began.
+    """
+
+    held = 0
 
     @classmethod
     async def open(
@@ -68,8 +75,32 @@ class FilteredReader(StreamReader):
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start_seq)}
         if headers_only:
             config["headers_only"] = True
+        reader.held = (await js.stream_info(stream)).last_seq
         await reader._start(config)
         return reader
+
+    async def to_the_end(self, max_n: int, wait_ms: int) -> AsyncIterator[list[StoredMessage]]:
+        """What the stream held when reading began, in batches of up to ``max_n``.
+
+        Raises:
+            GapError: The reading was interrupted, or does not go on; begin again.
+            BusError: The stream's leader does not say that this was all.
+        """
+        while self.pending or not await self.has_all():
+            if messages := await self.next_batch(max_n, wait_ms):
+                yield messages
+
+    async def has_all(self) -> bool:
+        """Whether everything up to ``held`` came; the consumer's own copy of the stream may lag.
+
+        Raises:
+            BusError: The stream's leader does not say.
+        """
+        if self.expected > self.held:
+            return True
+        # One that was stored since may stand in place of one that did not come.
+        more = await self._js.next_message(self._stream, self.expected, self._subject, CONFIRM_MS)
+        return more is None
 
 
 class Follower:
@@ -115,7 +146,6 @@ class Follower:
         failures = 0
         while True:
             try:
-                held = (await self._js.stream_info(self._stream)).last_seq
                 reader = await FilteredReader.open(
                     self._js,
                     self._stream,
@@ -136,7 +166,8 @@ class Follower:
                 messages: list[StoredMessage] = []
                 while True:
                     if reader.pending == 0 and not whole:
-                        whole = await self._has_all(reader, held)
+                        with contextlib.suppress(BusError):
+                            whole = await reader.has_all()
                     told, caught_up = caught_up, whole and reader.pending == 0
                     if messages or (caught_up and not told):
                         yield Batch(tuple(messages), caught_up)
@@ -150,18 +181,6 @@ class Follower:
                 await reader.close()
             await self._pause(failures)
             failures += 1
-
-    async def _has_all(self, reader: FilteredReader, held: int) -> bool:
-        """Whether everything up to ``held`` came: the consumer's copy of the stream may lag."""
-        if reader.expected > held:
-            return True
-        try:
-            found = await self._js.next_message(
-                self._stream, reader.expected, self._subject, CONFIRM_MS
-            )
-        except BusError:
-            return False
-        return found is None or found.seq > held
 
     async def _pause(self, failures: int) -> None:
         connection = self._js.connection

@@ -146,13 +146,14 @@ class Bucket:
         Raises:
             GapError: The scan was interrupted; begin again.
             StreamMissing: The bucket is gone.
+            BusError: The stream's leader does not say that this was all.
         """
         reader = await FilteredReader.open(
             self._js, self.stream, self._prefix + pattern, last_per_subject=True
         )
         try:
-            while reader.pending:
-                for message in await reader.next_batch(512, SCAN_WAIT_MS):
+            async for messages in reader.to_the_end(512, SCAN_WAIT_MS):
+                for message in messages:
                     yield self.entry(message)
         finally:
             await reader.close()
