@@ -119,6 +119,28 @@ def test_over_damage_a_stop_leaves_nothing_authorised(driver: FoldDriver, what: 
     assert confirmed["outcome"] in ("stopped", "internal")
 
 
+@pytest.mark.parametrize("verb", ["stop", "bump"])
+@pytest.mark.parametrize("generation", [2, 3, 2**52 - 1, 2**52, 2**53 - 2, 2**63 - 1])
+def test_a_generation_that_a_damaged_row_is_ahead_by_is_never_reached(
+    driver: FoldDriver, verb: str, generation: int
+) -> None:
+    for key in (":active", ":reserved"):
+        damage(driver, f"UPDATE reservations SET generation = {generation} WHERE mint_key = {key}")
+    last = 1
+    for _ in range(3):
+        assert authorize(driver)["status"] != "ok"
+        confirmed = send(driver, "confirm", K3, grant_expires_at_ms=X - 2_000)
+        assert confirmed["outcome"] in ("stopped", "internal")
+        result = send(driver, verb)
+        assert result["data"]["generation"] > last or generation > 2**51
+        last = result["data"]["generation"]
+    fresh = "d" * 16
+    second = send(driver, "reserve", fresh, latest_expires_at_ms=X - 5_000, cap=10)["data"]
+    send(driver, verb)
+    again = send(driver, "confirm", fresh, grant_expires_at_ms=second["expires_at_ms"])
+    assert again["outcome"] == "stopped"
+
+
 @pytest.mark.parametrize("what", ["pointer-gone", "counter-fell", "cap-too-large"])
 def test_over_damage_a_confirmed_cap_is_not_confirmed_again(driver: FoldDriver, what: str) -> None:
     damage(driver, ROWS[what])

@@ -1,6 +1,7 @@
 """Generations: a Stop or a bump raises a person's; what was reserved before is over."""
 
 import sqlite3
+from typing import Final
 
 from schemas.limits import MAX_SAFE_INTEGER
 from worker.caps.records import Corrupt
@@ -11,6 +12,9 @@ INSERT INTO revoke_generations VALUES (?, ?, ?)
 ON CONFLICT (user) DO UPDATE SET generation = excluded.generation, complement = excluded.complement
 """
 _HIGHEST = "SELECT max(generation) FROM reservations WHERE user = ? AND generation < ?"
+_NEVER_REACHED: Final = 2**52
+"""A generation that no number of Stops leads to: a reservation of it is damaged, and stays so."""
+
 _ANY = "SELECT 1 FROM reservations WHERE user = ? LIMIT 1"
 
 
@@ -65,27 +69,25 @@ def advance(db: sqlite3.Connection, user: str, *, always: bool) -> int:
     Args:
         db: The open transaction.
         user: Whose.
-        always: Over a damaged counter, too: the new generation is then higher than whatever is left
-            of it and than that of any reservation, so that all of them are over.
+        always: Over damage, too: the new generation is higher than whatever is left of the counter
+            and than that of any reservation, so that all of them are over.
 
     Raises:
         Corrupt: As ``current``, unless always; then nothing of this person is authorised either.
     """
-    try:
-        generation = current(db, user) or 0
-    except Corrupt:
-        if not always:
-            raise
-        generation = _highest(db, user)
+    generation = _highest(db, user) if always else current(db, user) or 0
     _set(db, user, generation + 1)
     return generation + 1
 
 
 def _highest(db: sqlite3.Connection, user: str) -> int:
-    """The highest generation that anything left of a person's rows can be taken to say."""
+    """The highest generation that anything left of a person's rows can be taken to say.
+
+    A damaged reservation may be of one that is yet to come: it must not become the current one.
+    """
     counter = db.execute(_READ, (user,)).fetchone()
     said = [] if counter is None else [counter[0], -1 - counter[1]]
-    (reserved,) = db.execute(_HIGHEST, (user, MAX_SAFE_INTEGER)).fetchone()
+    (reserved,) = db.execute(_HIGHEST, (user, _NEVER_REACHED)).fetchone()
     return max((one for one in (*said, reserved or 0) if 0 <= one < MAX_SAFE_INTEGER), default=0)
 
 
