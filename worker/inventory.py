@@ -105,7 +105,11 @@ class Inventory:
         before = _read(path)
         now = {stream: info.created for stream, info in survey.found.items()} | before
         if now != before:
-            _write(path, now)
+            try:
+                _write(path, now)
+            except OSError as error:
+                # As on a full disk; it is noted at a later look.
+                log.warning("streams_not_noted", path=str(path), error=error.strerror)
 
 
 def made_anew(data_dir: Path, names: Names, survey: Survey) -> list[str]:

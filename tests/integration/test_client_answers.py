@@ -20,6 +20,8 @@ from tests.support.server import Server
 from tests.support.space import Space, speaker
 from worker.bus.jetstream import JetStream
 from worker.client import CallTimeout, Client, NobodyThere
+from worker.inventory import confirm
+from worker.spaces import topology_of
 
 HOUR_MS = 3_600_000
 PERMIT: JsonObject = {"valid_for_ms": 60_000, "cap": 10, "expires_at_ms": 2_000_000_000_000}
@@ -78,6 +80,10 @@ async def test_a_mint_is_not_answered_with_what_stood_at_its_sequence_before(
         config = dict((await js.stream_info(space.names.cmd_stream)).config)
         await js.stream_delete(space.names.cmd_stream)
         await js.stream_create(config)
+        if restarted:
+            # As an operator who knows of it does, or the worker would not get ready.
+            survey = await topology_of(w, space.names, space.settings()).survey()
+            assert confirm(space.data_dir, space.names, survey) == [space.names.cmd_stream]
         await w.close()
 
     async def mint(client: Client, token: str) -> None:
