@@ -154,3 +154,16 @@ async def test_bounds_that_nobody_renewed_for_a_minute_count_for_nothing(place: 
     assert clock.trouble == ""
     now_s += 2
     assert "for a minute" in clock.trouble
+
+
+async def test_stamps_of_a_server_that_is_a_little_ahead_cost_no_look_each(place: Place) -> None:
+    """Another server of the cluster leads the stream of commands than is asked for the time."""
+    conn = place.js.connection
+    clock = BrokerClock(place.js, place.stream, time.monotonic)
+    await clock.refresh()
+    asked = conn._requests._next
+    for _ in range(20):
+        await clock.look_at_stamp(int(clock.upper_ms()) + 20)
+    assert conn._requests._next == asked
+    await clock.look_at_stamp(int(clock.upper_ms()) + 2_000)
+    assert conn._requests._next == asked + 1
