@@ -93,6 +93,11 @@ async def test_an_answer_never_goes_to_a_subject_of_the_askers_choice(
     outside = await Connection.open(space.server.client_options(), name="outside")
     js = JetStream(inside)
     try:
+        # Result and fact of the ruleset, which setup stored as the log's first command.
+        while True:
+            if (await js.stream_info(space.names.res_stream)).last_seq >= 2:
+                break
+            await asyncio.sleep(0.02)
         before = {name: (await js.stream_info(name)).last_seq for name in await _streams(js, space)}
         for conn in (inside, outside):
             for aim in aims:
