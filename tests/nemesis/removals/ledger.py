@@ -46,7 +46,7 @@ GUARDS: Final[tuple[Guard, ...]] = (
                 "worker/bus/reader.py",
                 "        if seq != self.expected:\n"
                 '            raise self._gap(f"{seq} came instead of {self.expected}", seq)\n',
-                "",
+                "        return\n",
             ),
         ),
         (
