@@ -183,6 +183,11 @@ class Oracle:
             self.end(turn, "failed")
         else:
             self.requeue(turn, turn.deadline_ms)
+            self.await_adoption(turn)
+
+    def await_adoption(self, turn: Turn) -> None:
+        if self.dead.get(turn.owner, 0) is None:
+            self.dead[turn.owner] = self.now + self.policy["adoption_timeout_ms"]
 
     def bury(self, owner: Owner) -> None:
         self.dead.setdefault(owner, self.now + self.policy["adoption_timeout_ms"])
@@ -277,8 +282,7 @@ class Oracle:
             case _:
                 wait = min(turn.timeout_ms, self.policy["queue_timeout_ms"])
                 self.requeue(turn, self.now + wait)
-                if self.dead.get(turn.owner, 0) is None:
-                    self.dead[turn.owner] = self.now + self.policy["adoption_timeout_ms"]
+                self.await_adoption(turn)
                 return "requeued"
 
     def liveness(self, owner: Owner, state: str, seen_ms: int) -> str:

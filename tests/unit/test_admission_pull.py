@@ -78,3 +78,21 @@ def test_under_the_first_ruleset_the_puller_took_the_turn_over(tmp_path: Path) -
     pulled(adm)
     assert adm.turn("r1")["owner"]["uid"] == UID2
     adm.close()
+
+
+@pytest.mark.parametrize("ruleset", [FIRST, MENDED])
+def test_a_turn_given_back_to_a_dead_enqueuer_waits_for_adoption_and_no_longer(
+    tmp_path: Path, ruleset: int
+) -> None:
+    adm = Admission(tmp_path, ruleset=ruleset, start_timeout_ms=100_000)
+    pulled(adm)
+    adm.enqueue("left", uid=UID, grant="pull", identity=CONNECTOR_PROCESS)
+    assert adm.evidence("left")["outcome"] == "marked"
+    adm.tick(adm.now_ms + 60_000)
+    assert adm.state("left") == "cancelled"
+    adm.tick(adm.now_ms + 40_000)
+    assert adm.state("r1") == "queued"
+    adm.tick(adm.now_ms + 60_000)
+    # Under the ruleset before, whoever had pulled it owned it, and is alive.
+    assert adm.state("r1") == ("cancelled" if ruleset == MENDED else "queued")
+    adm.close()

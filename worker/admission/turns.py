@@ -22,7 +22,7 @@ from schemas.codes import Code
 from schemas.results import Refusal
 from schemas.strict_json import JsonObject
 from schemas.subjects import Speaker, payload_key
-from worker.admission import heads, journal, seats
+from worker.admission import heads, journal, limits, owners, seats
 from worker.ledger import rulesets
 from worker.ledger.tx import Origin, Tx
 
@@ -342,6 +342,10 @@ def release(tx: Tx, turn: Turn, reason: LossReason) -> None:
     lost, releases = Lost.of(turn), turn.releases + 1
     if releases < MAX_RELEASES:
         requeue(tx, turn, deadline_at_ms=turn.deadline_at_ms, releases=releases)
+        if tx.ruleset >= rulesets.MENDED:
+            # Whoever queued it may have died while another life had the seat.
+            timeout_ms = limits.read(tx.db).adoption_timeout_ms
+            owners.expect_adoption(tx, turn.principal, turn.uid, timeout_ms)
     else:
         settle(tx, turn, "request_released", FAILED, reason="start-timeout")
     say_lost(tx, turn, lost, reason)
