@@ -16,6 +16,7 @@ from schemas.names import Names
 from schemas.results import Refusal, Result
 from schemas.strict_json import JsonObject
 from tests.integration.bus_server import connected, eventually, free_port, freeze
+from tests.support.running import RunningWorker
 from tests.support.server import WORKER_PASSWORD, Server
 from tests.support.space import Space, speaker
 from worker.bus import conf
@@ -279,6 +280,19 @@ async def test_a_space_of_an_earlier_version_answers_and_is_brought_up_to_date(
             assert (await mint(client, "second")).outcome == "minted"
     finally:
         await w.close()
+
+
+async def test_in_the_account_of_the_streams_what_is_said_is_looked_for_at_once(
+    space: Space, worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There results are heard before they are stored, and only then."""
+    monkeypatch.setattr("worker.client.core.LOOK_FIRST_MS", 3_600_000)
+    names = space.names
+    async with Client(
+        space.server.worker_options(), speaker("alice"), names.space, root=names.root
+    ) as client:
+        for n in range(5):
+            assert (await mint(client, f"tok-{n}")).outcome == "minted"
 
 
 async def mint(client: Client, token: str) -> Result:

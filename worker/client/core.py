@@ -380,7 +380,7 @@ class Client:
         while not pending.outcome.done():
             if loop.time() >= until:
                 return None
-            await asyncio.wait({pending.outcome}, timeout=look_ms / 1000)
+            await pending.wait(look_ms / 1000)
             look_ms = min(2 * look_ms, LOOK_MOST_MS)
             if not pending.outcome.done():
                 found = await self._look_up(pending, fresh)
@@ -436,6 +436,8 @@ class Client:
                 return
             result = Result.parse(msg.data).heard_with(msg.headers)
             if not stored and not is_put_off(result):
+                # In the account of the streams it is heard before it is stored, and only then.
+                self._hinted(msg.subject, result)
                 return
         except BadInput as bad:
             log.warning("result_not_understood", subject=msg.subject, reason=bad.reason)
@@ -444,6 +446,11 @@ class Client:
         if where is not None:
             self._epochs.hear(where.plane, result.id)
             self._waiting.offer(Asked(where.plane, where.verb, result.command_id), result)
+
+    def _hinted(self, subject: str, result: Result) -> None:
+        where = subjects.parse_result(self.names, subject)
+        if where is not None:
+            self._waiting.hint(Asked(where.plane, where.verb, result.command_id))
 
 
 class _Patience:

@@ -10,6 +10,7 @@ there the answer to an earlier call with the same id says nothing about this one
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.results import Result
 
@@ -44,6 +45,7 @@ class Pending:
         self.asked = asked
         self.anew = anew
         self.outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._hinted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.seqs: set[int] = set()
         self.maybe = False
         self._early: list[Result] = []
@@ -66,6 +68,18 @@ class Pending:
             self.outcome.set_result(result)
         else:
             self._early.append(result)
+
+    def hint(self) -> None:
+        """A result was said of which nobody knows whether it is stored; it may be looked for."""
+        if not self._hinted.done():
+            self._hinted.set_result(None)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for the result, or for a hint since the last wait that it is worth a look."""
+        first: set[asyncio.Future[Any]] = {self.outcome, self._hinted}
+        await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._hinted.done():
+            self._hinted = asyncio.get_running_loop().create_future()
 
     def _match_early(self) -> None:
         early, self._early = self._early, []
@@ -96,6 +110,11 @@ class Waiting:
         """Hand a result that was heard to whoever waits for it."""
         for pending in self._by_asked.get(asked, ()):
             pending.offer(result)
+
+    def hint(self, asked: Asked) -> None:
+        """A result was said: those that wait for one may look for it where it is stored."""
+        for pending in self._by_asked.get(asked, ()):
+            pending.hint()
 
     def __iter__(self) -> Iterator[Pending]:
         return (pending for calls in self._by_asked.values() for pending in calls)
