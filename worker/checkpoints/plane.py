@@ -181,6 +181,8 @@ class CheckpointPlane:
             "wheel": None if self._wheel is None else len(self._wheel),
             "index_caught_up": self._feed.caught_up.is_set(),
             "regressed": list(self._guard.regressed),
+            # Due, and without a spec that can be read, so they never settle; all else is served.
+            "stuck": [f"{one.endpoint}/{one.token}" for one in self._sweep.stuck],
             "commands_handled": self._pullers[self._names.cmd_stream].handled,
         }
 
@@ -209,12 +211,6 @@ class CheckpointPlane:
         reasons += [trouble for trouble in (self._guard.missing, self._feed.trouble) if trouble]
         if not self._feed.is_built:
             reasons.append("the list of waiting checkpoints is being built")
-        if stuck := self._sweep.stuck:
-            reasons.append(
-                f"{len(stuck)} checkpoints are due and have no spec that can be read, so they never"
-                f" settle, among them {stuck[0].endpoint}/{stuck[0].token}: tidegate doctor and"
-                " tidegate cp show say more"
-            )
         reasons += [
             f"{stream}: {puller.problem.message}"
             for stream, puller in self._pullers.items()
