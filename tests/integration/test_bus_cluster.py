@@ -9,11 +9,13 @@ import pytest
 
 from schemas.names import Names
 from tests.integration.bus_server import connected, eventually, free_port
+from tests.support.proxy import proxy_to
 from tests.support.server import Server
+from worker.bus import puller
 from worker.bus.errors import Unavailable, Unknown
 from worker.bus.jetstream import JetStream, Outgoing
 from worker.bus.options import ConnectOptions
-from worker.bus.pull import LogReader
+from worker.bus.pull import Delivery, LogReader, Puller
 from worker.bus.topology import SpaceTopology, TopologySettings
 
 
@@ -105,3 +107,67 @@ async def test_a_dead_server_is_replaced_by_one_that_was_learned(cluster: list[S
         await eventually(lambda: c.reconnects == 1)
         assert await c.wait_connected(10_000)
         assert c.server_info["server_name"] in ("n1", "n2")
+
+
+async def test_a_durable_whose_leader_stands_still_gets_another(
+    cluster: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "PROVE_EVERY_S", 0.5)
+    config = {
+        "filter_subject": "s.>",
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "max_deliver": -1,
+        "ack_policy": "explicit",
+        "ack_wait": 30_000_000_000,
+        "max_ack_pending": 100,
+        "num_replicas": 3,
+    }
+
+    def of_a_leader_that_stands_still(data: bytes) -> bytes:
+        """It delivered nothing of the three messages."""
+        reached = b'"delivered":{"consumer_seq":3,"stream_seq":'
+        return data.replace(reached + b"3", reached + b"0")
+
+    async with (
+        connected(ConnectOptions((cluster[0].url,))) as near,
+        proxy_to(cluster[0].port, of_a_leader_that_stands_still) as link,
+        connected(ConnectOptions((link.url,))) as c,
+    ):
+        js = JetStream(near)
+
+        async def set_up() -> bool:
+            try:
+                await js.stream_create({"name": "S", "subjects": ["s.>"], "num_replicas": 3})
+                await js.consumer_create("S", config | {"durable_name": "d"})
+            except (Unavailable, Unknown):
+                return False
+            return True
+
+        async def leader() -> str:
+            info = await js.api("CONSUMER.INFO.S.d", None)
+            return str(info["cluster"].get("leader", ""))
+
+        await eventually(set_up, 30)
+        first = await leader()
+        seen: list[bytes] = []
+
+        async def handle(delivery: Delivery) -> None:
+            seen.append(delivery.data)
+            await delivery.ack()
+
+        async def moved() -> bool:
+            try:
+                return await leader() not in ("", first)
+            except (Unavailable, Unknown):
+                return False
+
+        serving = Puller(JetStream(c), "S", "d", config=config)
+        task = asyncio.create_task(serving.run(handle, in_flight=4))
+        for n in range(3):
+            await js.publish("s.x", b"%d" % n)
+        await eventually(lambda: len(seen) == 3, 30)
+        assert await leader() == first
+        await eventually(moved, 30)
+        await serving.stop()
+        await task

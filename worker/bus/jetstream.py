@@ -334,6 +334,14 @@ class JetStream:
         """Delete a consumer."""
         await self.api(f"CONSUMER.DELETE.{stream}.{name}", None)
 
+    async def consumer_step_down(self, stream: str, name: str) -> None:
+        """Have another server lead a consumer.
+
+        Raises:
+            BusError: There is no other, or it cannot be done now.
+        """
+        await self.api(f"CONSUMER.LEADER.STEPDOWN.{stream}.{name}", None)
+
     async def api(
         self, name: str, body: Mapping[str, Any] | None, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from worker.bus.comparison import Severity, compare_durable
 from worker.bus.delivery import PROGRESS, Delivery
 from worker.bus.errors import BusError, ConsumerMissing, Unavailable
 from worker.bus.jetstream import JetStream
-from worker.bus.messages import NS_PER_MS
+from worker.bus.messages import NS_PER_MS, ConsumerInfo
 from worker.bus.pulling import PullLink
 
 Handler = Callable[[Delivery], Awaitable[None]]
@@ -103,6 +103,7 @@ class Puller:
         self._last_log = float("-inf")
         self._suppressed = 0
         self._held_up: BusError | None = None
+        self._stood_before = 0
         self.problem: BusError | None = None
         self.handled = 0
 
@@ -277,9 +278,31 @@ class Puller:
                 # Our pulls end with it, and whoever finds it missing makes it again.
                 await self._js.consumer_delete(self._stream, self._durable)
                 return True
+            else:
+                await self._urge(info)
         except BusError as error:
             self._log_rarely("durable_not_proven", error=error.message, reason=error.reason)
         return False
+
+    async def _urge(self, info: ConsumerInfo) -> None:
+        """Have another server lead the durable if the leader's copy of the stream stands still.
+
+        It beats like any other, and delivers nothing of what the stream's own leader holds.
+
+        Raises:
+            BusError: It could not be done.
+        """
+        before, self._stood_before = self._stood_before, 0
+        if not info.waiting or info.ack_pending >= info.config.get("max_ack_pending", 1):
+            return
+        seq, subject = info.delivered_seq + 1, self._config["filter_subject"]
+        if await self._js.next_message(self._stream, seq, subject) is None:
+            return
+        if before != seq:
+            self._stood_before = seq
+            return
+        self._log_rarely("durable_stands_still", delivered_seq=info.delivered_seq)
+        await self._js.consumer_step_down(self._stream, self._durable)
 
     async def _pause(self, wait_ms: int) -> None:
         """Wait, or until ``stop``; what arrives meanwhile does not cut it short."""

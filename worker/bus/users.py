@@ -217,6 +217,7 @@ _WORKER_ALWAYS: Final = (
     "$JS.API.CONSUMER.INFO.>",
     "$JS.API.CONSUMER.DELETE.>",
     "$JS.API.CONSUMER.MSG.NEXT.>",
+    "$JS.API.CONSUMER.LEADER.STEPDOWN.>",
     # For people who look with this login: nats stream ls, stream report, consumer report.
     "$JS.API.STREAM.LIST",
     "$JS.API.STREAM.NAMES",
