@@ -492,6 +492,19 @@ async def test_a_worker_that_did_not_follow_into_a_new_epoch(tmp_path: Path) -> 
                 the(Check.WORKERS, await examine(space), Severity.FINE, "2 workers")
 
 
+@provokes((Check.WORKERS, Severity.WARNING))
+async def test_an_older_ruleset_is_told_until_the_newer_is_activated(bare_space: Space) -> None:
+    """A space of an earlier version, whose log does not begin with the newest ruleset."""
+    async with js_of(bare_space) as js:
+        await SpaceTopology(js, bare_space.names, TopologySettings()).create("5" * 32)
+    async with running(bare_space.settings()):
+        found = the(Check.WORKERS, await examine(bare_space), Severity.WARNING, "ruleset 2")
+        assert "tidegate ledger ruleset 3" in found.fix
+        fix = commands_in(found.fix)
+        await asyncio.to_thread(shell, fix, space_environment(bare_space))
+        the(Check.WORKERS, await examine(bare_space), Severity.FINE)
+
+
 # The broker as a whole.
 
 

@@ -81,6 +81,14 @@ async def examine(
             "wait a minute; if it stays so, see in the logs of those behind what keeps them from "
             "the snapshot (recovery_waits, snapshot_skipped), mend it and restart them",
         )
+    older, newer = _rulesets(status or {})
+    if older < newer:
+        return warning(
+            Check.WORKERS,
+            f"{names.space} is folded under ruleset {older}, and these workers know {newer}",
+            "faults that the newer one mends stay possible, such as an old ok taken for a licence",
+            f"once every worker runs this version: tidegate ledger ruleset {newer}",
+        )
     many = f"{len(replicas)} workers answer" if len(replicas) > 1 else "a worker answers"
     return fine(Check.WORKERS, f"{many} for {names.space}, and nothing keeps it from its work")
 
@@ -88,6 +96,15 @@ async def examine(
 def _worker_id(status: Mapping[str, Any]) -> str:
     worker = status.get("worker")
     return str(worker.get("id", "")) if isinstance(worker, dict) else ""
+
+
+def _rulesets(status: Mapping[str, Any]) -> tuple[int, int]:
+    """The ruleset in force and the newest that whoever answered can fold under; 0 if not said."""
+    try:
+        ledger = status["planes"]["ledger"]
+        return int(ledger["ruleset"]), max(map(int, ledger["rulesets"]))
+    except (KeyError, TypeError, ValueError):
+        return 0, 0
 
 
 def _reasons(status: Mapping[str, Any]) -> list[str]:
