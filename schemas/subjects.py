@@ -273,11 +273,16 @@ def ledger_fact(names: Names, plane: str, kind: str, key: tuple[str, ...], fact_
     return _bounded(f"{names.prefix}.fact.{tail}")
 
 
+def is_key(token: str) -> bool:
+    """Whether a value can stand as one token of a query's key."""
+    return _TOKEN.fullmatch(token) is not None
+
+
 def query(names: Names, speaker: Speaker, plane: str, name: str, *key: str) -> str:
     """Subject of a query (request and reply); ``key`` is what ``QUERY_KEYS`` says, a token each."""
     _check("plane", plane in PLANES)
     _check("query", tokens.is_verb(name))
-    _check("key", all(_TOKEN.fullmatch(token) for token in key))
+    _check("key", all(map(is_key, key)))
     words = (names.prefix, "qry", speaker.principal, speaker.uid, plane, name, *key)
     return _bounded(".".join(words))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schemas import headers, strict_json, subjects
+from schemas.codes import BadInput
 from schemas.results import Result
 from tests.support.caps_rows import ROWS
 from tests.support.caps_steps import (
@@ -142,6 +143,9 @@ class Player:
 async def answer(client: Client, body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     try:
         found = await client.query("cap", "show", body)
+    except BadInput as bad:
+        # Whose cap it is stands in the subject, so the client refuses what cannot stand there.
+        return bad.reason if bad.field == "user" else bad.field, {}
     except (Refused, Failed) as refused:
         return refused.reason, refused.result.data
     return found.outcome, found.data

@@ -192,6 +192,8 @@ async def test_who_interrupts_a_command_is_told_how_to_learn_its_outcome(
         *(sys.executable, "-m", "worker.cli.main", *arguments),
         env=shell.env,
         stderr=subprocess.PIPE,
+        # Whoever runs this in the background has it ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     conn = await space.connect()
     try:

@@ -268,6 +268,7 @@ class Client:
             timeout_ms: How long to wait for the answer.
 
         Raises:
+            BadInput: What the query is about cannot stand in a subject; nothing was sent.
             Refused: The query was refused.
             Failed: The worker could not answer.
             QueryTimeout: No answer came in time.
@@ -275,7 +276,11 @@ class Client:
             Denied: The broker's permissions do not allow it.
         """
         value = body.to_object() if isinstance(body, Closed) else {"v": 1, **body}
-        key = (str(value.get(field)) for field in QUERY_KEYS.get((plane, name), ()))
+        fields = QUERY_KEYS.get((plane, name), ())
+        for field in fields:
+            if not subjects.is_key(str(value.get(field))):
+                raise BadInput(field, "bad-token", f"field {field} does not match its grammar")
+        key = (str(value.get(field)) for field in fields)
         subject = subjects.query(self.names, self.speaker, plane, name, *key)
         wait_ms = timeout_ms or self.timeout_ms
         try:
